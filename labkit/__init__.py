@@ -1,0 +1,44 @@
+"""labkit: real ranks in a notebook, and pictures drawn from what they did.
+
+`import labkit` is quick: each name is loaded when it is first used, and torch only when something needs it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+#: Public name → module that defines it. A module listed under its own name is the module itself.
+_HOME = {
+    "run": "labkit.world.launch",
+    "Run": "labkit.world.launch",
+    "RunFailed": "labkit.world.failure",
+    "RunTimeout": "labkit.world.failure",
+    "RankError": "labkit.world.failure",
+    "Disagreement": "labkit.world.failure",
+    "show": "labkit.show",
+    "trace": "labkit.trace",
+    "device": "labkit.device",
+}
+
+if TYPE_CHECKING:
+    from labkit import device, show, trace
+    from labkit.world.failure import Disagreement, RankError, RunFailed, RunTimeout
+    from labkit.world.launch import Run, run
+
+__all__ = [*_HOME, "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"labkit has no attribute {name!r}; it has {', '.join(sorted(_HOME))}")
+    module = importlib.import_module(_HOME[name])
+    value = module if _HOME[name] == f"labkit.{name}" else getattr(module, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

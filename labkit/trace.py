@@ -1,0 +1,312 @@
+"""What happened, when, and how many bytes: the events of a run.
+
+A rank has one `Recorder`. The process group (`labkit.world.group`) tells it about every send, receive and
+collective; anything else may add its own steps with `span`, and name the step it is in with `label`:
+
+>>> with label(step=2, chunk=1):
+...     current_labels()
+{'step': 2, 'chunk': 1}
+>>> current_labels()
+{}
+
+Nothing in this file imports torch: a notebook can load and draw a trace without it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+#: One clock for all processes of a host (CLOCK_MONOTONIC on Linux, mach_absolute_time on macOS).
+now = time.perf_counter
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One thing that a rank did.
+
+    Attributes:
+        kind: ``"send"``, ``"recv"``, ``"collective"`` (what the process group was asked to do),
+            ``"compute"``, or ``"span"`` (a named step that holds other events).
+        name: The operation in torch's own words (``"isend"`` and ``"send"`` are both ``"send"``).
+        rank: The rank in the whole world.
+        start, end: Seconds since the run began, on one clock for all ranks. ``end`` is ``None`` when the
+            operation was never seen to finish.
+        nbytes: The payload handed over on this rank. For a send it is also what goes over the wire; for a
+            native collective it is *not*: how torch's backend moves it cannot be seen from here.
+        peer: The other rank of a send or receive, the root of a rooted collective; a rank of the world.
+        group: ``"world"``, or the group's description or members, such as ``"{0,2}"``.
+        lane: ``"compute"``, ``"comm"``, or the name of a CUDA stream.
+        phase: ``"forward"``, ``"backward"`` or ``None``.
+        parent: `index` of the span, on the same rank, in which this happened.
+        after: A small snapshot of the data after the event, where somebody asked for one.
+        labels: What `label` said: step, chunk, bucket, layer, micro_batch, stage, tile …
+        index: The event's place in its rank's own order of starting.
+        tag: The tag of a send or receive.
+        dtype, numel, op: Element type, number of elements, and reduction (``"sum"``) of the payload.
+        line: The learner's own line that led here, such as ``"line 4"`` or ``"model.py:12"``.
+    """
+
+    kind: str
+    name: str
+    rank: int
+    start: float
+    end: float | None
+    nbytes: int = 0
+    peer: int | None = None
+    group: str = "world"
+    lane: str = "compute"
+    phase: str | None = None
+    parent: int | None = None
+    after: Any = None
+    labels: dict[str, Any] = field(default_factory=dict)
+    index: int = 0
+    tag: int = 0
+    dtype: str | None = None
+    numel: int | None = None
+    op: str | None = None
+    line: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A send and the receive that took it; either is ``None`` when the other side never came."""
+
+    send: Event | None
+    recv: Event | None
+
+
+class Trace:
+    """The events of all ranks of one run, on one clock.
+
+    >>> trace = Trace([Event("send", "send", 0, 0.0, 0.1, nbytes=8, peer=1, lane="comm"),
+    ...                Event("recv", "recv", 1, 0.0, 0.2, nbytes=8, peer=0, lane="comm")], ranks=2)
+    >>> trace.bytes_sent(0), trace.bytes_sent(1)
+    (8, 0)
+    >>> [(m.send.rank, m.recv.rank) for m in trace.messages()]
+    [(0, 1)]
+    """
+
+    def __init__(self, events: list[Event], ranks: int) -> None:
+        #: Every event, by time of start (ties: by rank, then by the rank's own order).
+        self.events = sorted(events, key=lambda e: (e.start, e.rank, e.index))
+        self.ranks = ranks
+
+    def __len__(self) -> int:
+        return len(self.events)
+
+    def __repr__(self) -> str:
+        return f"<Trace: {self.ranks} ranks, {len(self.events)} events>"
+
+    def of(self, rank: int) -> list[Event]:
+        """The events of one rank, in the order in which it started them.
+
+        Raises:
+            ValueError: `rank` is not a rank of this trace.
+        """
+        self._check_rank(rank)
+        return sorted((e for e in self.events if e.rank == rank), key=lambda e: e.index)
+
+    def bytes_sent(self, rank: int, group: str | None = None, name: str | None = None) -> int | None:
+        """Bytes that `rank` put on the wire, as far as this process could see them: the sum of its sends.
+
+        Args:
+            rank: A rank of the world.
+            group: Count this group only, by `Event.group`.
+            name: Count events of this name only, or events inside a span of this name.
+
+        Returns:
+            Bytes, or ``None`` when the selection holds a native collective: torch's backend moves those
+            bytes out of sight, and a formula is not a measurement.
+
+        Raises:
+            ValueError: `rank` is not a rank of this trace.
+        """
+        mine = self.of(rank)
+        by_index = {e.index: e for e in mine}
+        chosen = [
+            e for e in mine
+            if (group is None or e.group == group) and (name is None or _is_named(e, name, by_index))
+        ]  # fmt: skip
+        if any(e.kind == "collective" for e in chosen):
+            return None
+        return sum(e.nbytes for e in chosen if e.kind == "send")
+
+    def messages(self) -> list[Message]:
+        """Sends paired with receives: the k-th send from a to b (same group, same tag) meets the k-th receive.
+
+        Backends promise this order (NCCL by order alone, gloo per tag). Returned in the order of sending,
+        receives that nobody answered last.
+        """
+        waiting: dict[tuple, deque[Event]] = defaultdict(deque)
+        for rank in range(self.ranks):
+            for e in self.of(rank):
+                if e.kind == "recv":
+                    waiting[e.peer, e.rank, e.group, e.tag].append(e)
+        paired = []
+        for e in self.events:
+            if e.kind == "send":
+                queue = waiting[e.rank, e.peer, e.group, e.tag]
+                paired.append(Message(e, queue.popleft() if queue else None))
+        return paired + [Message(None, e) for queue in waiting.values() for e in queue]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, for JSON; `from_dict` is its inverse."""
+        return {"ranks": self.ranks, "events": [asdict(e) for e in self.events]}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Trace:
+        return cls([Event(**e) for e in data["events"]], data["ranks"])
+
+    def to_chrome(self, path: str | os.PathLike[str]) -> None:
+        """Write the trace in Chrome's trace format, which ui.perfetto.dev opens.
+
+        A process a rank, a thread a lane, an arrow a message. Source: "Trace Event Format" (Google, 2016).
+        """
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump({"traceEvents": list(self._chrome_events()), "displayTimeUnit": "ms"}, file, default=str)
+
+    def _chrome_events(self) -> Iterator[dict[str, Any]]:
+        for rank in range(self.ranks):
+            yield {"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"rank {rank}"}}
+        for e in self.events:
+            end = e.start if e.end is None else e.end
+            args = {k: v for k, v in asdict(e).items() if v not in (None, {}) and k not in ("start", "end")}
+            yield {"ph": "X", "name": e.name, "cat": e.kind, "pid": e.rank, "tid": e.lane,
+                   "ts": e.start * 1e6, "dur": (end - e.start) * 1e6, "args": args}  # fmt: skip
+        for number, message in enumerate(self.messages()):
+            if message.send and message.recv and message.recv.end is not None:
+                flow = {"name": "message", "cat": "message", "id": number}
+                yield flow | {"ph": "s", "pid": message.send.rank, "tid": message.send.lane,
+                              "ts": message.send.start * 1e6}  # fmt: skip
+                yield flow | {"ph": "f", "bp": "e", "pid": message.recv.rank, "tid": message.recv.lane,
+                              "ts": message.recv.end * 1e6}  # fmt: skip
+
+    def _check_rank(self, rank: int) -> None:
+        if rank not in range(self.ranks):
+            raise ValueError(f"rank {rank!r} is not in this trace: expected 0 to {self.ranks - 1}")
+
+
+def _is_named(event: Event | None, name: str, by_index: dict[int, Event]) -> bool:
+    """Whether the event, or a span around it, bears the name."""
+    while event is not None:
+        if event.name == name:
+            return True
+        event = None if event.parent is None else by_index.get(event.parent)
+    return False
+
+
+class Open:
+    """An event under way. `Recorder.finish` stamps its end; until then `end` is ``None``."""
+
+    __slots__ = ("after", "end", "fields", "index", "start")
+
+    def __init__(self, index: int, start: Any, fields: dict[str, Any]) -> None:
+        self.index, self.start, self.end, self.after, self.fields = index, start, None, None, fields
+
+
+class Recorder:
+    """Collects the events of this process. There is one, `recorder`; `labkit.run` starts and stops it."""
+
+    def __init__(self) -> None:
+        self.rank = 0
+        self.on = False
+        self._open: list[Open] = []
+        self._lock = threading.Lock()
+        self._spans: dict[int, list[int]] = defaultdict(list)
+        self._labels: dict[int, dict[str, Any]] = {}
+
+    def begin(self, rank: int) -> None:
+        """Forget everything and record from here on, as `rank`."""
+        self.rank, self.on = rank, True
+        self._open, self._spans, self._labels = [], defaultdict(list), {}
+
+    def stop(self, zero: float, resolve=float) -> list[Event]:
+        """Stop, and return the events, times in seconds since `zero` (on `now`'s clock).
+
+        `resolve` turns a stamp into seconds on `now`'s clock; on CUDA a stamp may be a CUDA event
+        (`labkit.device`).
+        """
+        self.on = False
+        return [self._closed(o, zero, resolve) for o in self._open]
+
+    def _closed(self, o: Open, zero: float, resolve) -> Event:
+        end = None if o.end is None else resolve(o.end) - zero
+        return Event(rank=self.rank, start=resolve(o.start) - zero, end=end, after=o.after, index=o.index, **o.fields)
+
+    def start(self, kind: str, name: str, stamp: Any = None, **fields: Any) -> Open | None:
+        """Begin an event; the labels and the span around it are noted. ``None`` when not recording."""
+        if not self.on:
+            return None
+        spans = self._spans.get(threading.get_ident())
+        fields.update(kind=kind, name=name, labels=self.labels(), parent=spans[-1] if spans else None)
+        with self._lock:
+            entry = Open(len(self._open), now() if stamp is None else stamp, fields)
+            self._open.append(entry)
+        return entry
+
+    def finish(self, entry: Open | None, stamp: Any = None, after: Any = None) -> None:
+        """Stamp the end of an event, once: a later call changes nothing."""
+        if entry is not None and entry.end is None:
+            entry.end, entry.after = (now() if stamp is None else stamp), after
+
+    def labels(self) -> dict[str, Any]:
+        """The labels of this thread; a thread without any (autograd's, on CUDA) takes the main thread's."""
+        mine = self._labels.get(threading.get_ident())
+        return dict(mine if mine is not None else self._labels.get(threading.main_thread().ident or 0, {}))
+
+    @contextmanager
+    def label(self, **labels: Any) -> Iterator[None]:
+        thread = threading.get_ident()
+        before = self._labels.get(thread)
+        self._labels[thread] = {**(before or {}), **labels}
+        try:
+            yield
+        finally:
+            if before is None:
+                self._labels.pop(thread, None)
+            else:
+                self._labels[thread] = before
+
+    @contextmanager
+    def span(self, name: str, kind: str = "span", **fields: Any) -> Iterator[None]:
+        entry = self.start(kind, name, **fields)
+        if entry is None:
+            yield
+            return
+        stack = self._spans[threading.get_ident()]
+        stack.append(entry.index)
+        try:
+            yield
+        finally:
+            stack.pop()
+            self.finish(entry)
+
+
+#: The one recorder of this process.
+recorder = Recorder()
+
+
+def label(**labels: Any):
+    """Attach labels to every event recorded inside: ``with trace.label(step=2, chunk=1): …``.
+
+    Labels nest, the inner one wins. It costs a microsecond and does nothing when nobody records.
+    """
+    return recorder.label(**labels)
+
+
+def span(name: str, kind: str = "span", **fields: Any):
+    """Record a named step that holds what happens inside: ``with trace.span("attention", kind="compute"): …``."""
+    return recorder.span(name, kind, **fields)
+
+
+def current_labels() -> dict[str, Any]:
+    """The labels in force here."""
+    return recorder.labels()

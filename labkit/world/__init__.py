@@ -1,0 +1,1 @@
+"""Run a function on N ranks: real processes, started from a notebook or by torchrun."""

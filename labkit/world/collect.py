@@ -1,0 +1,224 @@
+"""One run on a pool: hand out the order, gather reports and output, and find out who failed."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import select
+import time
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from labkit.trace import Event, Trace, now
+from labkit.world.compare import find_disagreement, find_wrong_message, leftovers
+from labkit.world.failure import RunFailed, RunInterrupted, died, is_connection_error, raised_error
+from labkit.world.output import Output
+from labkit.world.pool import Pool
+from labkit.world.server import StartError
+from labkit.world.stuck import rows, table_text, timed_out
+from labkit.world.transport import unpack
+
+#: After the first failure, how long the other ranks may take to show theirs: the first to be heard of is often not
+#: the first to fail.
+GRACE = 0.4
+#: How often a running world is searched for a disagreement.
+LOOK = 0.1
+
+
+@dataclass
+class Done:
+    """What a run left: values and more, or, after a failure, as much as was known."""
+
+    values: list[Any] = field(default_factory=list)
+    output: list[str] = field(default_factory=list)
+    trace: Trace = field(default_factory=lambda: Trace([], 0))
+    leftovers: list[str] = field(default_factory=list)
+    clean: bool = True
+
+
+def collect(pool: Pool, order: dict[str, Any], timeout: float) -> Done:
+    """Run an order on a pool.
+
+    Raises:
+        RunFailed, RunTimeout: See `labkit.world.failure`.
+        RunInterrupted: The learner pressed stop.
+    """
+    watch = _Watch(pool, timeout)
+    try:
+        pool.start(order)
+        watch.until_over()
+    except (BrokenPipeError, ConnectionError):
+        raise StartError("the ranks ended while they were idle; run the cell again") from None
+    except KeyboardInterrupt:
+        watch.output.finish()
+        raise RunInterrupted(watch.interrupted()) from None
+    except RunFailed as failure:
+        failure.output, failure.trace = watch.output.finish(), watch.trace()
+        raise
+    return watch.done()
+
+
+class _Watch:
+    """The state of a run as the kernel sees it."""
+
+    def __init__(self, pool: Pool, timeout: float) -> None:
+        self.pool, self.world, self.timeout = pool, pool.shape.ranks, timeout
+        self.output = Output(self.world)
+        self.reports: dict[int, Any] = {}
+        self.hung_up: set[int] = set()
+        self.began = time.monotonic()
+        self.failed_at: float | None = None
+        self.looked = self.began
+
+    # What has arrived
+
+    def until_over(self) -> None:
+        """Return when every rank has reported success; raise what went wrong otherwise."""
+        channels = {m.connection.fileno(): r for r, m in enumerate(self.pool.members)}
+        outputs = {m.output: r for r, m in enumerate(self.pool.members)}
+        exits = self.pool.server.socket.fileno()
+        while len(self.reports) < self.world:
+            waited = [f for f, r in channels.items() if r not in self.reports and r not in self.hung_up]
+            ready = select.select([*waited, *outputs, exits], [], [], self._pause())[0]
+            for fd in ready:
+                if fd in channels:
+                    self._hear(channels[fd])
+                elif fd in outputs and not self._print(outputs[fd]):
+                    del outputs[fd]
+            if exits in ready:
+                self.pool.server.poll()
+            self.output.refresh()
+            self._judge()
+        self._drain()
+        if self._raised():
+            raise raised_error(self._raised())
+        self._compare_ledgers()
+
+    def _pause(self) -> float:
+        if self.failed_at is not None:
+            return 0.02
+        return max(0.0, min(LOOK, self.began + self.timeout - time.monotonic()))
+
+    def _hear(self, rank: int) -> None:
+        try:
+            self.reports[rank] = pickle.loads(self.pool.members[rank].connection.recv_bytes())
+        except (EOFError, ConnectionError):
+            self.hung_up.add(rank)
+        else:
+            self.pool.files.update(self.reports[rank].files)
+
+    def _print(self, rank: int) -> bool:
+        """Take a rank's output; False when it will print no more."""
+        data = self.pool.members[rank].read_output()
+        self.output.add(rank, data)
+        return bool(data)
+
+    def _drain(self) -> None:
+        for rank in range(self.world):
+            self._print(rank)
+
+    # What it means
+
+    def _judge(self) -> None:
+        """Raise if the run has failed and the reason is as clear as it will get."""
+        at = time.monotonic()
+        self._note_failure(at)
+        if self.failed_at is None and at - self.looked > LOOK:
+            self.looked = at
+            self._raise_disagreement()
+        if self.failed_at is not None and self._all_ended_or(at - self.failed_at > GRACE):
+            self._blame()
+        if self.failed_at is None and at - self.began > self.timeout:
+            self._time_out()
+
+    def _note_failure(self, at: float) -> None:
+        if self.failed_at is None and (self.hung_up or self._raised()):
+            self.failed_at = at
+
+    def _all_ended_or(self, patience_is_over: bool) -> bool:
+        """Everybody has ended and is accounted for. A bare connection error may wait for its cause a little longer."""
+        if len(self.reports) + len(self._exits()) >= self.world:
+            return True
+        only_consequences = not self.hung_up and all(is_connection_error(e) for e in self._raised().values())
+        return patience_is_over and (not only_consequences or time.monotonic() - (self.failed_at or 0) > 3 * GRACE)
+
+    def _blame(self) -> None:
+        self._drain()
+        self._raise_disagreement()
+        exits = self._exits()
+        if exits:
+            rank, status = min(exits.items(), key=lambda e: (e[1] & 0x7F == 0, e[0]))
+            raise died(rank, status, self.pool.table.read(rank))
+        if self._raised():
+            raise raised_error(self._raised())
+        rank = min(self.hung_up)  # closed its channel, yet lives: only something that closes descriptors does that
+        raise died(rank, 0, self.pool.table.read(rank))
+
+    def _raise_disagreement(self) -> None:
+        if self.pool.shape.record:
+            found = find_disagreement(self.pool.table.read_all(), self._returned(), self.world)
+            if found is not None:
+                self._drain()
+                raise found
+
+    def _time_out(self) -> None:
+        self._drain()
+        operations = self.pool.table.read_all()
+        raise timed_out(self._rows(operations), operations, self.timeout)
+
+    def interrupted(self) -> str:
+        """Where everybody was when the learner pressed stop."""
+        with contextlib.suppress(Exception):
+            operations = self.pool.table.read_all()
+            return "\n".join(["interrupted; the ranks were stopped", *table_text(self._rows(operations), operations)])
+        return "interrupted; the ranks were stopped"
+
+    def _rows(self, operations: list) -> list:
+        """A line a rank. The probe asks ranks that are in no operation where they are."""
+        table = rows(operations, self._returned(), set(self._raised()), {}, now())
+        places = {row.rank: self.pool.members[row.rank].where(0.3) for row in table if row.state == "running"}
+        return [replace(r, place=tuple(places[r.rank])) if places.get(r.rank) else r for r in table]
+
+    def _compare_ledgers(self) -> None:
+        ledgers = [self.reports[r].ledger for r in range(self.world)]
+        if None in ledgers:
+            return
+        failure = find_disagreement([g.history for g in ledgers], set(range(self.world)), self.world)
+        failure = failure or find_wrong_message(ledgers)
+        if failure is not None:
+            raise failure
+
+    def _exits(self) -> dict[int, int]:
+        found = {r: m.exit_status() for r, m in enumerate(self.pool.members) if r not in self.reports}
+        return {r: s for r, s in found.items() if s is not None}
+
+    def _raised(self) -> dict[int, Any]:
+        return {r: p.raised for r, p in self.reports.items() if p.raised is not None}
+
+    def _returned(self) -> set[int]:
+        return {r for r, p in self.reports.items() if p.raised is None}
+
+    # What came back
+
+    def trace(self) -> Trace:
+        return Trace([e for p in self.reports.values() for e in p.events], self.world)
+
+    def done(self) -> Done:
+        reports = [self.reports[r] for r in range(self.world)]
+        left = leftovers([p.ledger for p in reports]) if self.pool.shape.record else []
+        output = self.output.finish()
+        for sentence in left:
+            print(f"labkit: {sentence}")
+        values = [unpack(p.value) for p in reports]
+        clean = not left and all(p.clean for p in reports)
+        return Done(values, output, _with_ends(self.trace()), left, clean)
+
+
+def _with_ends(trace: Trace) -> Trace:
+    """A send that nobody waited for has ended when its message was received."""
+    ends = {(m.send.rank, m.send.index): m.recv.end for m in trace.messages() if m.send and m.recv}
+
+    def closed(e: Event) -> Event:
+        return replace(e, end=ends.get((e.rank, e.index))) if e.end is None and e.kind == "send" else e
+
+    return Trace([closed(e) for e in trace.events], trace.ranks)

@@ -1,0 +1,167 @@
+"""What this rank's process groups were asked to do: the one record from which trace, operation table and ledger come.
+
+The process group tells the journal when an operation is entered, waited for and finished. The journal writes the
+operation table (for whoever looks at a rank that hangs), the trace (for pictures) and, at the end of a run, the
+ledger (what was left over).
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+
+from labkit.device import Clock
+from labkit.trace import Open, recorder
+from labkit.world.place import learners_line, shown_place
+from labkit.world.table import DONE, FAILED, STARTED, WAITING, Operation, OperationTable, Signature, chained
+
+
+@dataclass(slots=True)
+class Ledger:
+    """What one rank did, in numbers that must match those of the other ranks. Plain data.
+
+    `collectives`: group → (how many, checksum over them). `messages`: (group, from, to, tag, "send" | "recv") →
+    (how many, checksum of types and sizes). `unwaited`: operations started and never waited for.
+    """
+
+    rank: int
+    collectives: dict[str, tuple[int, int]] = field(default_factory=dict)
+    messages: dict[tuple[str, int | None, int | None, int, str], tuple[int, int]] = field(default_factory=dict)
+    unwaited: list[Operation] = field(default_factory=list)
+    history: list[Operation] = field(default_factory=list)
+
+
+class Entry:
+    """An operation under way on this rank."""
+
+    __slots__ = ("collected", "event", "on_device", "operation", "sent")
+
+    def __init__(self, operation: Operation, event: Open | None, on_device: bool) -> None:
+        self.operation, self.event, self.on_device = operation, event, on_device
+        self.collected = False  # somebody waited for it, or took its future
+        self.sent: tuple[weakref.ref, int] | None = None  # the tensor of a send, and its version
+
+
+class Journal:
+    """One a process. `begin` starts a run; between runs nothing is noted."""
+
+    def __init__(self, rank: int, table: OperationTable | None = None) -> None:
+        self.rank, self.table, self.on = rank, table, False
+        self.clock = Clock()
+        self._lock = threading.Lock()
+        self.begin()
+        self.on = False
+
+    def begin(self) -> None:
+        self.on = True
+        self.number = 0
+        self.entries: list[Entry] = []
+        self._chains: dict[str, tuple[int, int]] = defaultdict(lambda: (0, 0))
+        self._messages: dict[tuple, tuple[int, int]] = defaultdict(lambda: (0, 0))
+
+    def enter(
+        self, kind: str, signature: Signature, group: str, members: list[int] | None, *,
+        nbytes: int = 0, peer: int | None = None, tag: int = 0, on_device: bool = False, collective: bool = True,
+        traced: bool = True,
+    ) -> Entry:  # fmt: skip
+        """Note that an operation begins. Everything about it is known now, but its end."""
+        place = learners_line(sys._getframe(1))
+        with self._lock:
+            self.number += 1
+            operation = Operation(signature, group, members, peer=peer, tag=tag, place=place, number=self.number,
+                                  since=self.clock.stamp(False), rank=self.rank)  # fmt: skip
+            if collective:
+                count, chain = self._chains[group]
+                operation.sequence, operation.chain = count + 1, chained(chain, signature)
+                self._chains[group] = (operation.sequence, operation.chain)
+            if self.on and self.table is not None:
+                self.table.write(self.rank, operation)
+        event = None if not traced else recorder.start(
+            kind, signature.name, self.clock.stamp(on_device), nbytes=nbytes, group=group, lane="comm", tag=tag,
+            peer=signature.root if peer is None else peer, dtype=signature.dtype, numel=signature.numel,
+            op=signature.op, line=shown_place(place),
+        )  # fmt: skip
+        entry = Entry(operation, event, on_device)
+        if self.on:
+            self.entries.append(entry)
+        return entry
+
+    def message(self, direction: str, signature: Signature, group: str, members: list[int] | None, **more: Any) -> Entry:
+        """Note a send or a receive; `more` is what `enter` takes."""
+        entry = self.enter(direction, signature, group, members, collective=False, **more)
+        if more["peer"] is not None:
+            self._count(entry, more["peer"])
+        return entry
+
+    def met(self, entry: Entry, source: int) -> None:
+        """A receive from anybody has found its sender."""
+        entry.operation.peer = source
+        if entry.event is not None:
+            entry.event.fields["peer"] = source
+        self._count(entry, source)
+
+    def _count(self, entry: Entry, peer: int) -> None:
+        o = entry.operation
+        ends = (self.rank, peer) if o.signature.name == "send" else (peer, self.rank)
+        key = (o.group, *ends, o.tag, o.signature.name)
+        content = Signature("message", o.signature.dtype, o.signature.numel)
+        with self._lock:
+            count, chain = self._messages[key]
+            o.chain = chained(chain, content)
+            self._messages[key] = (count + 1, o.chain)
+
+    def waiting(self, entry: Entry) -> None:
+        entry.collected = True
+        self._set(entry, WAITING)
+
+    def finished(self, entry: Entry) -> None:
+        if entry.operation.state != DONE:
+            self._set(entry, DONE)
+            recorder.finish(entry.event, self.clock.stamp(entry.on_device))
+
+    def failed(self, entry: Entry) -> None:
+        self._set(entry, FAILED)
+
+    def _set(self, entry: Entry, state: int) -> None:
+        entry.operation.state = state
+        if self.on and self.table is not None:
+            self.table.set_state(self.rank, entry.operation, state)
+
+    def end(self) -> Ledger:
+        """Stop, and sum up the run.
+
+        Raises:
+            RuntimeError: A tensor was changed while its send was under way.
+        """
+        self.on = False
+        for entry in self.entries:
+            check_not_overwritten(entry)
+        unwaited = [e.operation for e in self.entries if _is_left(e)]
+        history = [e.operation for e in self.entries]
+        return Ledger(self.rank, dict(self._chains), dict(self._messages), unwaited, history)
+
+
+def _is_left(entry: Entry) -> bool:
+    """A collective or a receive that nobody waited for. A send that was received is only careless."""
+    return not entry.collected and entry.operation.state == STARTED and entry.operation.signature.name != "send"
+
+
+def check_not_overwritten(entry: Entry) -> None:
+    """Between `isend` and its `wait` the tensor belongs to the transport; torch counts every change of a tensor.
+
+    Raises:
+        RuntimeError: The tensor was changed in between: the receiver may see the old values, the new, or a mix.
+    """
+    if entry.sent is None:
+        return
+    tensor, version = entry.sent[0](), entry.sent[1]
+    if tensor is not None and tensor._version != version:
+        o = entry.operation
+        raise RuntimeError(
+            f"rank {o.rank} changed a tensor while its isend to rank {o.peer} ({shown_place(o.place)}) was under way: "
+            "the receiver may get old values, new ones or a mix. Call .wait() on the send first, or send a clone"
+        )

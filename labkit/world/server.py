@@ -1,0 +1,172 @@
+"""The kernel's side of the fork server: start it, ask it for ranks, hear how they ended."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+#: Starting ranks has a limit of its own: it is not the learner's time.
+START_LIMIT = 60.0
+
+PRIVATE_PREFIX = f"labkit-{os.getuid()}-"
+
+
+class StartError(RuntimeError):
+    """The ranks could not be started; the message holds what the process had to say."""
+
+
+class ForkServer:
+    """One fork server process, started by the first run of a kernel and used by all of its pools."""
+
+    def __init__(self) -> None:
+        sweep_private_directories()
+        self.owner = os.getpid()
+        self.directory = tempfile.mkdtemp(prefix=f"{PRIVATE_PREFIX}{self.owner}-")  # mode 0700
+        self.exits: dict[int, int] = {}
+        self._lock = threading.RLock()
+        self._answers: dict[str, int] = {}
+        self._pending = b""
+        self.socket, theirs = socket.socketpair()
+        script = Path(__file__).with_name("forkserver.py")
+        log = Path(self.directory, "server.log")
+        with theirs, open(log, "wb") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, str(script), "--kernel", str(self.owner), str(theirs.fileno()), self.directory],
+                pass_fds=[theirs.fileno()], start_new_session=True, env=_server_environment(),
+                stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+            )  # fmt: skip
+        try:
+            self._next("ready")
+        except StartError as error:
+            said = log.read_text(errors="replace") if log.exists() else ""
+            self.close()
+            raise StartError(f"the fork server did not start: {error}\n{said}".rstrip()) from None
+
+    def is_alive(self) -> bool:
+        return self.owner == os.getpid() and self.process.poll() is None
+
+    def spawn(self, spec: dict, fds: list[int]) -> int:
+        """Fork one rank; returns its pid. `fds` are control, output, probe and table."""
+        with self._lock:
+            try:
+                socket.send_fds(self.socket, [json.dumps({"spawn": spec}).encode() + b"\n"], fds)
+            except OSError as error:
+                raise StartError(f"the fork server is gone ({error}); run the cell again") from None
+            return self._next("spawned")
+
+    def kill(self, pids: list[int]) -> None:
+        """SIGKILL ranks that still run; returns at once."""
+        with self._lock, contextlib.suppress(OSError):
+            self.socket.sendall(json.dumps({"kill": pids}).encode() + b"\n")
+
+    def poll(self) -> None:
+        """Take note of ranks that ended, in `exits`: pid → wait status."""
+        with self._lock:
+            while select.select([self.socket], [], [], 0)[0]:
+                if not self._read():
+                    return
+
+    def wait_gone(self, pids: list[int], limit: float) -> bool:
+        """Wait until the server has reaped these ranks."""
+        end = time.monotonic() + limit
+        while not self.exits.keys() >= set(pids):
+            left = end - time.monotonic()
+            if left <= 0 or not self.is_alive():
+                return False
+            select.select([self.socket], [], [], left)
+            self.poll()
+        return True
+
+    def close(self) -> None:
+        """End the server, and with it every rank. Safe to call twice, and in a forked child of the kernel."""
+        self.socket.close()
+        if self.owner != os.getpid():
+            return
+        try:
+            self.process.wait(2)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.process.pid, signal.SIGKILL)
+            self.process.wait(2)
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _next(self, key: str) -> int:
+        end = time.monotonic() + START_LIMIT
+        while key not in self._answers:
+            if not select.select([self.socket], [], [], max(0.0, end - time.monotonic()))[0]:
+                raise StartError(f"no answer in {START_LIMIT:.0f} s")
+            if not self._read():
+                raise StartError("it ended")
+        return self._answers.pop(key)
+
+    def _read(self) -> bool:
+        try:
+            data = self.socket.recv(65536)
+        except ConnectionError:
+            data = b""
+        *lines, self._pending = (self._pending + data).split(b"\n")
+        for line in lines:
+            message = json.loads(line)
+            if "exited" in message:
+                self.exits[message["exited"]] = message["status"]
+            else:
+                self._answers.update(message)
+        return bool(data)
+
+
+def _server_environment() -> dict[str, str]:
+    """The server's environment is frozen when it starts, so only what its imports need is decided here.
+
+    One OpenBLAS and OpenMP thread: a fork with threads about is not safe. Each rank sets its own number.
+    """
+    quiet = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    return {"TORCH_CPP_LOG_LEVEL": "ERROR", **os.environ, **quiet}
+
+
+def sweep_private_directories() -> None:
+    """Remove what kernels left behind that were killed together with their fork server (an out-of-memory kill)."""
+    for path in Path(tempfile.gettempdir()).glob(PRIVATE_PREFIX + "*"):
+        with contextlib.suppress(ValueError, OSError):
+            pid = int(path.name.removeprefix(PRIVATE_PREFIX).split("-")[0])
+            try:
+                os.kill(pid, 0)
+            except ProcessLookupError:
+                shutil.rmtree(path, ignore_errors=True)
+
+
+_server: ForkServer | None = None
+_server_lock = threading.Lock()
+
+
+def fork_server() -> ForkServer:
+    """This process's fork server, started when first asked for and again if it died."""
+    global _server
+    with _server_lock:
+        if _server is None or not _server.is_alive():
+            if _server is not None:
+                _server.close()
+            _server = ForkServer()
+        return _server
+
+
+def close_server() -> None:
+    global _server
+    with _server_lock:
+        if _server is not None:
+            _server.close()
+            _server = None
+
+
+atexit.register(close_server)

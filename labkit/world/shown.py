@@ -1,0 +1,43 @@
+"""How a `Run` shows itself: what each rank returned, and how much happened. Nothing that differs between two runs."""
+
+from __future__ import annotations
+
+import reprlib
+import sys
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from labkit.world.launch import Run
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring, _SHORT.maxother, _SHORT.maxlist, _SHORT.maxtuple, _SHORT.maxdict = 60, 60, 6, 6, 6
+
+
+def short(value: Any) -> str:
+    """A value in a few words; a tensor with more than a few elements as its shape and type."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        if value.numel() <= 8:
+            return " ".join(repr(value.detach()).split())
+        return f"tensor {'×'.join(map(str, value.shape))} {str(value.dtype).removeprefix('torch.')}"
+    text = _SHORT.repr(value)
+    return type(value).__name__ if " at 0x" in text else text
+
+
+def summary(run: Run) -> str:
+    """Plain text: a line a rank."""
+    lines = [f"{run.name} on {run.ranks} ranks"]
+    lines += [f"  rank {rank}  {short(value)}" for rank, value in enumerate(run.values)]
+    return "\n".join([*lines, *(f"  left over: {sentence}" for sentence in run.leftovers)])
+
+
+def html(run: Run) -> str:
+    """The same as a small table in the notebook's own type."""
+    rows = "".join(
+        f"<tr><th style='text-align:left'>rank {rank}</th><td style='text-align:left'><code>{escape(short(value))}"
+        "</code></td></tr>"
+        for rank, value in enumerate(run.values)
+    )
+    left = "".join(f"<div>left over: {escape(sentence)}</div>" for sentence in run.leftovers)
+    return f"<div><code>{escape(run.name)}</code> on {run.ranks} ranks<table>{rows}</table>{left}</div>"

@@ -1,0 +1,202 @@
+"""A rank: join the world, then run what the kernel sends, each time from a clean start."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import json
+import os
+import pickle
+import random
+import select
+import socket
+import sys
+import threading
+import traceback
+import warnings
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from labkit import device
+from labkit.trace import Event, recorder
+from labkit.world.forkserver import watch_process
+from labkit.world.journal import Journal, Ledger
+from labkit.world.join import join
+from labkit.world.place import is_installed, learners_line
+from labkit.world.table import OperationTable
+from labkit.world.transport import pack_value, unpack
+
+#: Set in a rank's environment, so that a rank does not start ranks of its own.
+RANK_MARK = "LABKIT_RANK"
+
+
+@dataclass(slots=True)
+class Raised:
+    """An exception of a rank, as plain data: the kernel, which knows the cells' source, writes the traceback."""
+
+    type: str
+    message: str
+    frames: list[tuple[str, int, str]] = field(default_factory=list)
+    cause: Raised | None = None
+    pickled: bytes | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Report:
+    """What a rank sends back at the end of a run."""
+
+    value: bytes | None = None
+    raised: Raised | None = None
+    events: list[Event] = field(default_factory=list)
+    ledger: Ledger | None = None
+    files: dict[str, int] = field(default_factory=dict)
+    clean: bool = True
+
+
+def main(spec: dict[str, Any], control: int, probe: int, table: int) -> None:
+    """The life of a rank; called by the fork server in a fresh child. Returns when the kernel hangs up."""
+    threading.Thread(target=_watch, args=(spec["kernel"], probe, threading.main_thread().ident), daemon=True).start()
+    torch.set_num_threads(spec["threads"])
+    warnings.filterwarnings("ignore", message=".*deprecated.*", category=FutureWarning, module="torch")
+    rank, size = spec["rank"], spec["ranks"]
+    connection = Connection(control)
+    device.use(spec["plan"], spec["local_rank"])
+    journal = Journal(rank, OperationTable(size, table)) if spec["record"] else None
+    store = dist.FileStore(spec["store"], size)
+    join(store, rank, size, spec["plan"], journal, loopback=True)
+    connection.send_bytes(pickle.dumps("ready"))
+    seen: set[str] = set()
+    start = CleanStart()
+    while True:
+        try:
+            order = pickle.loads(connection.recv_bytes())
+        except (EOFError, ConnectionError):
+            os._exit(0)
+        report = run_once(order, rank, journal, start)
+        report.files = _changeable_files(seen)
+        connection.send_bytes(pickle.dumps(report, protocol=pickle.HIGHEST_PROTOCOL))
+        report = None
+        gc.collect()
+
+
+def run_once(order: dict[str, Any], rank: int, journal: Journal | None, start: CleanStart) -> Report:
+    """One run: set the scene, call the learner's function, take stock, put everything back."""
+    start.enter(order, rank)
+    report = Report()
+    if journal is not None:
+        journal.begin()
+        journal.clock.anchor()
+        recorder.begin(rank)
+    try:
+        fn, args, kwargs = unpack(order["call"])
+        report.value = pack_value(fn(*args, **kwargs))
+        device.synchronize()
+    except BaseException as error:  # SystemExit too: a rank never ends on its own
+        report.raised = describe(error)
+    if journal is not None:
+        report.events = recorder.stop(order["zero"], journal.clock.seconds)
+        try:
+            report.ledger = journal.end()
+        except RuntimeError as error:
+            report.raised = report.raised or describe(error)
+    report.clean = start.restore()
+    _flush()
+    return report
+
+
+class CleanStart:
+    """What each run finds: this rank's seeds, torch's defaults, and no group but the world."""
+
+    def __init__(self) -> None:
+        self.dtype = torch.get_default_dtype()
+        self.threads = torch.get_num_threads()
+        self.world = dist.group.WORLD
+
+    def enter(self, order: dict[str, Any], rank: int) -> None:
+        os.environ.clear()
+        os.environ.update(order["environ"])
+        sys.path[:] = order["path"]
+        with contextlib.suppress(OSError):
+            os.chdir(order["cwd"])
+        seed = order["seed"] + rank  # ranks differ, as they do under torchrun, and repeat themselves
+        random.seed(seed)
+        np.random.seed(seed)
+        torch.manual_seed(seed)
+
+    def restore(self) -> bool:
+        """Put torch's global state back; False when the world itself is gone and these ranks are of no more use."""
+        torch.set_default_dtype(self.dtype)
+        torch.set_default_device(None)
+        torch.set_grad_enabled(True)
+        torch.set_num_threads(self.threads)
+        torch.use_deterministic_algorithms(False)
+        torch.autograd.set_detect_anomaly(False)
+        torch.set_autocast_enabled("cpu", False)
+        if not dist.is_initialized() or dist.group.WORLD is not self.world:
+            return False
+        for group in list(dist.distributed_c10d._world.pg_map):
+            if group is not self.world:
+                dist.destroy_process_group(group)
+        return True
+
+
+def describe(error: BaseException) -> Raised:
+    """An exception as plain data, its causes included."""
+    frames = [(f.filename, f.lineno or 0, f.name) for f in traceback.extract_tb(error.__traceback__)]
+    frames = [f for f in frames if not f[0].endswith(("labkit/world/worker.py", "labkit/world/transport.py"))]
+    cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    try:
+        pickled = cloudpickle.dumps(error)
+    except Exception:
+        pickled = None
+    return Raised(type(error).__name__, str(error), frames, describe(cause) if cause else None, pickled,
+                  list(getattr(error, "__notes__", [])))  # fmt: skip
+
+
+def _watch(kernel: int, probe: int, main_thread: int) -> None:
+    """End this process when the kernel is gone; tell, when asked, at which line the main thread is.
+
+    A thread, since the main thread may sit in a collective; `os._exit`, since that works even then.
+    """
+    end = watch_process(kernel)
+    asked = socket.socket(fileno=probe)
+    waited = [f for f in (end, probe) if f is not None]
+    while True:
+        ready, _, _ = select.select(waited, [], [], 1.0 if end is None else None)
+        if end in ready or (end is None and os.getppid() == 1):
+            os._exit(1)
+        if probe in ready:
+            if not asked.recv(1):
+                waited.remove(probe)
+                continue
+            place = learners_line(sys._current_frames().get(main_thread))
+            with contextlib.suppress(OSError):
+                asked.sendall(json.dumps(place).encode() + b"\n")
+
+
+def _changeable_files(seen: set[str]) -> dict[str, int]:
+    """Files, and their times, of newly imported modules that somebody may edit: labkit's and the learner's."""
+    files = {}
+    for name in set(sys.modules) - seen:
+        path = getattr(sys.modules.get(name), "__file__", None)
+        if path and not is_installed(path):
+            with contextlib.suppress(OSError):
+                files[path] = os.stat(path).st_mtime_ns
+    seen.update(sys.modules)
+    return files
+
+
+def _flush() -> None:
+    """Python's buffers and C's, so that everything printed is in the pipe before the report is sent."""
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        ctypes.CDLL(None).fflush(None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,6 +25,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:  # `labkit doctor | head`; nothing more can be said, also not by the exit's flush
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
 
 
 def parser() -> argparse.ArgumentParser:
@@ -104,8 +108,13 @@ def _stop(options: argparse.Namespace) -> int:
     from labkit.stop import stop
 
     done = stop(stale_only=options.stale)
-    print(f"stopped {done.ranks} ranks of {done.servers} notebooks, removed {done.directories} private directories")
+    ranks, notebooks = _count(done.ranks, "rank"), _count(done.servers, "notebook")
+    print(f"stopped {ranks} of {notebooks}, removed {_count(done.directories, 'private director', 'y', 'ies')}")
     return 0
+
+
+def _count(number: int, noun: str, one: str = "", more: str = "s") -> str:
+    return f"{number} {noun}{one if number == 1 else more}"
 
 
 def _bench(arguments: list[str]) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import pickle
 import sys
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -17,14 +18,26 @@ def pack_call(fn: Callable, args: tuple, kwargs: dict[str, Any]) -> bytes:
     Raises:
         TypeError: Something cannot travel; the message says which argument or which name the function uses.
     """
+    buffer = io.BytesIO()
     try:
-        return cloudpickle.dumps((fn, args, kwargs))
+        _ToRank(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump((fn, args, kwargs))
+        return buffer.getvalue()
     except Exception as error:
         culprit = _culprit(fn, args, kwargs)
         raise TypeError(
             f"cannot send {culprit} to the ranks: {error}. A rank is another process: pass plain data, tensors or "
             "functions, and create files, locks, widgets and process groups inside the function"
         ) from None
+
+
+class _ToRank(cloudpickle.Pickler):
+    """cloudpickle, but a function keeps the name of its file: tracebacks and the operation table show the line."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, types.CodeType):
+            make, fields = self.dispatch_table[types.CodeType](obj)
+            return make, tuple(obj.co_filename if f == "<dynamic-code>" else f for f in fields)
+        return super().reducer_override(obj)
 
 
 def _culprit(fn: Callable, args: tuple, kwargs: dict[str, Any]) -> str:

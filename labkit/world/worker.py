@@ -137,7 +137,8 @@ class CleanStart:
         torch.set_default_device(None)
         torch.set_grad_enabled(True)
         torch.set_num_threads(self.threads)
-        torch.use_deterministic_algorithms(False)
+        if torch.are_deterministic_algorithms_enabled():  # the setter imports a compiler: seconds
+            torch.use_deterministic_algorithms(False)
         torch.autograd.set_detect_anomaly(False)
         torch.set_autocast_enabled("cpu", False)
         if not dist.is_initialized() or dist.group.WORLD is not self.world:

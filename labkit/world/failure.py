@@ -127,7 +127,7 @@ def raised_error(raised: dict[int, Any]) -> RunFailed:
     own = {r: e for r, e in raised.items() if r not in connection}
     kind = RankError if own else ConnectionLost
     stories: dict[str, list[int]] = {}
-    for rank, error in (own or connection).items():
+    for rank, error in sorted((own or connection).items()):
         stories.setdefault(_story(error), []).append(rank)
     text = "\n".join(f"{named_ranks(ranks)} raised {story}" for story, ranks in stories.items())
     failure = kind(text, sorted(own or connection))

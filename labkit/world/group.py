@@ -7,7 +7,6 @@ its C++ reducer, DTensor, FSDP2, pipelining. Only this file would change for ano
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -15,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from labkit import device
-from labkit.world.journal import Entry, Journal, check_not_overwritten
+from labkit.world.journal import Entry, Journal, Sent, check_not_overwritten
 from labkit.world.table import Signature
 
 c10d = dist.distributed_c10d
@@ -183,7 +182,7 @@ class RecordingGroup(dist.ProcessGroup):
     def send(self, tensors: list[torch.Tensor], dst: int, tag: int) -> RecordedWork:
         (tensor,) = tensors
         entry = self._message("send", tensor, dst, tag)
-        entry.sent = _version(tensor)
+        entry.sent = Sent.watch(tensor)
         if tensor.is_cuda and not self.nccl:
             return RecordedWork(self, device.staged_send(self.transport, tensor, dst, tag), entry)
         return RecordedWork(self, self._call(entry, "send", (tensors, dst, tag)), entry)
@@ -248,8 +247,3 @@ def _reduction(name: str, options: Any, args: tuple, kwargs: dict[str, Any]) -> 
         given = [*args, *kwargs.values()]
         op = next((a for a in given if isinstance(a, (dist.ReduceOp, dist.ReduceOp.RedOpType))), dist.ReduceOp.SUM)
     return getattr(op, "op", op).name.lower()
-
-
-def _version(tensor: torch.Tensor) -> tuple[weakref.ref, int] | None:
-    """The tensor and how often it has been changed; inference tensors do not count."""
-    return None if tensor.is_inference() else (weakref.ref(tensor), tensor._version)

@@ -29,7 +29,7 @@ def summary(run: Run) -> str:
     """Plain text: a line a rank."""
     lines = [f"{run.name} on {run.ranks} ranks"]
     lines += [f"  rank {rank}  {short(value)}" for rank, value in enumerate(run.values)]
-    return "\n".join([*lines, *(f"  left over: {sentence}" for sentence in run.leftovers)])
+    return "\n".join(lines)
 
 
 def html(run: Run) -> str:
@@ -39,5 +39,4 @@ def html(run: Run) -> str:
         "</code></td></tr>"
         for rank, value in enumerate(run.values)
     )
-    left = "".join(f"<div>left over: {escape(sentence)}</div>" for sentence in run.leftovers)
-    return f"<div><code>{escape(run.name)}</code> on {run.ranks} ranks<table>{rows}</table>{left}</div>"
+    return f"<div><code>{escape(run.name)}</code> on {run.ranks} ranks<table>{rows}</table></div>"

@@ -17,7 +17,11 @@ from dataclasses import dataclass, field
 
 KEEP = 32
 RECORD = 384
-_HEAD = struct.Struct("<IIIBxxxdII")  # version, number, sequence, state, since, chain, text length
+_HEAD = struct.Struct("<IIIBxxxdIII")  # version, number, sequence, state, since, chain, group, text length
+_MEETING = struct.Struct("<IIIBxxxdII")  # the same without the length: what `meets` looks at
+
+_COUNTER = 8
+_SLOT = _COUNTER + KEEP * RECORD
 
 STARTED, WAITING, DONE, FAILED = 1, 2, 3, 4
 
@@ -74,7 +78,7 @@ class OperationTable:
     """The shared map. `OperationTable(ranks)` makes one; `OperationTable(ranks, fd)` opens it in a rank."""
 
     def __init__(self, ranks: int, fd: int | None = None) -> None:
-        self.ranks, self.size = ranks, ranks * KEEP * RECORD
+        self.ranks, self.size = ranks, ranks * _SLOT
         self.fd = _anonymous_file(self.size) if fd is None else fd
         self.map = mmap.mmap(self.fd, self.size)
 
@@ -93,7 +97,8 @@ class OperationTable:
         struct.pack_into("<I", self.map, at, version + 1 | 1)
         self.map[at + _HEAD.size : at + _HEAD.size + len(text)] = text
         _HEAD.pack_into(self.map, at, (version + 2) & ~1, operation.number, operation.sequence, operation.state,
-                        operation.since, operation.chain, len(text))  # fmt: skip
+                        operation.since, operation.chain, _hash(operation.group), len(text))  # fmt: skip
+        struct.pack_into("<I", self.map, self._newest(rank), operation.number)
 
     def set_state(self, rank: int, operation: Operation, state: int) -> None:
         """Change the state of a record, unless newer operations have taken its place."""
@@ -102,13 +107,28 @@ class OperationTable:
         if struct.unpack_from("<I", self.map, at + 4)[0] == operation.number:
             self.map[at + 12] = state
 
+    def conflicts(self, mine: Operation) -> bool:
+        """Whether another rank stands in the same collective of the same group with something else to do.
+
+        Each rank writes before it looks, so of two that meet at least one sees the other.
+        """
+        group = _hash(mine.group)
+        for rank in range(self.ranks):
+            number = struct.unpack_from("<I", self.map, self._newest(rank))[0]
+            if rank == mine.rank or number == 0:
+                continue
+            version, _, sequence, _, _, chain, theirs = _MEETING.unpack_from(self.map, self._offset(rank, number))
+            if theirs == group and sequence == mine.sequence and chain != mine.chain and not version % 2:
+                return True
+        return False
+
     def read(self, rank: int) -> list[Operation]:
         """`rank`'s last operations, oldest first."""
         found = []
         for slot in range(KEEP):
             at = self._offset(rank, slot)
             raw = self.map[at : at + RECORD]
-            version, number, sequence, state, since, chain, length = _HEAD.unpack_from(raw)
+            version, number, sequence, state, since, chain, _, length = _HEAD.unpack_from(raw)
             if state and not version % 2 and struct.unpack_from("<I", self.map, at)[0] == version:
                 op = _unpacked(raw[_HEAD.size : _HEAD.size + length])
                 op.number, op.sequence, op.state, op.since, op.chain, op.rank = (
@@ -120,7 +140,15 @@ class OperationTable:
         return [self.read(rank) for rank in range(self.ranks)]
 
     def _offset(self, rank: int, number: int) -> int:
-        return (rank * KEEP + number % KEEP) * RECORD
+        return rank * _SLOT + _COUNTER + number % KEEP * RECORD
+
+    def _newest(self, rank: int) -> int:
+        """Where the number of the rank's newest operation stands."""
+        return rank * _SLOT
+
+
+def _hash(group: str) -> int:
+    return zlib.crc32(group.encode())
 
 
 def _packed(o: Operation) -> bytes:

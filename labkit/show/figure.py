@@ -24,7 +24,7 @@ from labkit.show.live import bundle
 from labkit.show.svg import el, escape, num
 from labkit.show.words import say
 
-#: Units of the two layouts. Below `WIDE * 12 / 13` the narrow one is shown, so that 13-unit text never gets below 12 px.
+#: Pixels of the two layouts. The wide one gives way at 12/13 of its width, so its text, 13 px, never gets below 12.
 WIDE, NARROW = 720, 300
 SOURCES = ("measured", "paced", "simulated")
 
@@ -148,7 +148,7 @@ def _origin(source: str) -> str:
 
 def _stage(drawing: Drawing, layout: str, width: float, title: str) -> str:
     """The SVG of one layout, in the box in which it scrolls if it must."""
-    scrolls = drawing.width > width or drawing.strip is not None
+    scrolls = drawing.width > width + 1 or drawing.strip is not None
     svg = _svg(drawing.width, drawing.height, el("g", *drawing.parts, class_="lk-frame"), "lk-svg", title)
     if not scrolls:
         return el("div", svg, class_=f"lk-stage {layout}")

@@ -67,7 +67,7 @@ class Lanes:
             self.axis: OrderAxis | TimeAxis = TimeAxis(events, p.start, 380 if p.upright else width - p.start - 40)
         else:
             room = 0 if p.upright else width - p.start - 12
-            least, most = (38, 38) if p.upright else (44, 132)
+            least, most = (38, 38) if p.upright else (44, 160)
             self.axis = OrderAxis(steps, self._needs(), p.start, room, least, most)
         self._done: dict[tuple[int, str], str] = {}
         self.sent = sum(i.send.nbytes for i in items if i.send)
@@ -113,12 +113,12 @@ class Lanes:
         p, end = self.paper, self.axis.end
         across = p.first + p.pitch * self.ranks
         parts = [self._lanes(), self._heads(), self._ticks(), *self._band(step)]
-        for layer in ("span", "collective", "box", "message"):
-            parts += [self._part(i, state) for i in self.items if i.kind == layer and (state := self._state(i, step))]
+        for layer in LAYERS:
+            parts += [self._part(layer, i, s) for i in self.items if i.kind == layer[0] and (s := self._state(i, step))]
         if not self.items:
             parts.append(text(*self._middle(), say("trace.empty"), p.size, "middle", "lk-soft"))
         width, height = (self.width, end + 8) if p.upright else (max(self.width, end + 12), across + 4)
-        scrolls = height > TALLEST if p.upright else width > WIDE
+        scrolls = height > TALLEST if p.upright else width > WIDE + 1
         if scrolls or (p.upright and width > 300):
             strip = (width, p.start - 4) if p.upright else (p.start - 8, height)
             return Drawing(width, height, tuple(parts), (*strip, (self._heads(),)))
@@ -139,9 +139,10 @@ class Lanes:
         p = self.paper
         names = [say("trace.rank", rank=r) for r in range(self.ranks)]
         if p.upright and max(text_width(n, p.size) for n in names or [""]) > p.pitch - 4:
-            names = [str(r) for r in range(self.ranks)]
+            every = 1 if p.pitch > text_width(str(self.ranks - 1), p.size) + 3 else 2
+            names = [str(r) if r % every == 0 else "" for r in range(self.ranks)]
         if p.upright:
-            return "".join(text(p.lane(r), 16, name, p.size, "middle") for r, name in enumerate(names))
+            return "".join(text(p.lane(r), 16, name, p.size, "middle") for r, name in enumerate(names) if name)
         return "".join(text(4, p.lane(r) + 4, name, p.size) for r, name in enumerate(names))
 
     def _ticks(self) -> str:
@@ -188,14 +189,14 @@ class Lanes:
         new = "+" if step in (item.first, item.last) and item.kind != "span" else ""
         return ("fly" if item.kind == "message" and item.last > step else "done") + new
 
-    def _part(self, item: Item, state: str) -> str:
-        key = (id(item), state)
+    def _part(self, layer: tuple[str, str], item: Item, state: str) -> str:
+        key = (layer, id(item), state)
         if key not in self._done:
-            draw = {"message": self._message, "collective": self._collective, "box": self._box, "span": self._span}
             cls = f"{'lk-now ' if state.endswith('+') else ''}{'lk-open ' if item.unfinished else ''}"
-            tip = "\n".join(self.tips[id(e)] for e in item.events)
-            body = draw[item.kind](item, state.startswith("fly"))
-            self._done[key] = el("g", el("title", escape(tip)), *body, class_=f"{cls}lk-{NAMES[item.kind]}")
+            tip = "\n".join(self.tips[id(e)] for e in item.events) if layer[1] == layer[0] else ""
+            body = "".join(getattr(self, f"_{layer[1]}")(item, state.startswith("fly")))
+            cls += f"lk-{layer[1]}"
+            self._done[key] = el("g", el("title", escape(tip)) if tip else "", body, class_=cls) if body else ""
         return self._done[key]
 
     def _message(self, item: Item, flying: bool) -> Iterator[str]:
@@ -206,8 +207,8 @@ class Lanes:
         if send and recv:
             ends = (left, p.lane(send.rank)), (right, p.lane(recv.rank))
         else:  # it dangles: a part of the way to the lane that did nothing
-            reach = 0 if peer is None else max(-30.0, min(30.0, (peer - here) * p.pitch * 0.42))
-            away = (left + (-22 if recv else 22), p.lane(here) + reach)
+            reach = 0 if peer is None else max(-0.44, min(0.44, peer - here)) * p.pitch
+            away = (left + (-1 if recv else 1) * min(40.0, p.pitch, left - self.axis.start), p.lane(here) + reach)
             ends = (away, (left, p.lane(here))) if recv else ((left, p.lane(here)), away)
         a, b = p.xy(*ends[0]), p.xy(*ends[1])
         if flying:
@@ -217,42 +218,58 @@ class Lanes:
             yield el("circle", cx=a[0], cy=a[1], r=4) if left >= self.axis.start else ""
         if recv and not flying:
             yield el("circle", cx=b[0], cy=b[1], r=4, class_="lk-recv")
-        yield from self._caption(item, left, here, peer)
 
-    def _caption(self, item: Item, along: float, rank: int, peer: int | None) -> Iterator[str]:
+    def _caption(self, item: Item, _: bool) -> Iterator[str]:
         """The words of a message: above its start, or on the side that its arrow leaves free."""
         if not self.fits(item):
             return
-        p, lines = self.paper, self.lines(item)
+        p, lines, along = self.paper, self.lines(item), self.axis.message(item)[0]
+        rank, peer = (item.send or item.recv).rank, (item.send or item.recv).peer
         if p.upright:
-            for n, line in enumerate(reversed(lines)):
-                yield text(p.lane(rank), along - 8 - LINE * n, line, p.size, "middle")
+            top = along - 8 - LINE * (len(lines) - 1) if item.send else along + 18  # what waits is written below
+            for n, line in enumerate(lines):
+                yield text(p.lane(rank), top + LINE * n, line, p.size, "middle")
             return
         below = peer is not None and peer < rank
         yield text(along + 6, p.lane(rank) + (17 if below else -7), lines[0], p.size)
 
-    def _collective(self, item: Item, _: bool) -> Iterator[str]:
+    def _thread(self, item: Item, _: bool) -> Iterator[str]:
+        """What ties together the boxes of a group whose ranks are no neighbours."""
         p, pieces = self.paper, list(runs(item.ranks))
         if isinstance(self.axis, TimeAxis):
-            yield from self._collective_in_time(item)
+            late = max(self.axis.box(item, e)[0] for e in item.events)
+            yield p.line((late, p.lane(item.ranks[0])), (late, p.lane(item.ranks[-1])))
             return
         along = self.axis.box(item, item.events[0])
         beside = [i for i in self.items if i.kind == "collective" and i.first == item.first]
         share = (along[1] - along[0]) / (len(beside) + 1)
-        thread = along[0] + share * (beside.index(item) + 1)  # groups that cross keep their threads apart
+        at = along[0] + share * (beside.index(item) + 1)  # groups that cross keep their threads apart
         for (_, above), (below, _) in zip(pieces, pieces[1:], strict=False):
-            yield p.line((thread, p.lane(above)), (thread, p.lane(below)))
-        half = min(0.5 * p.pitch - 3, 17)
-        for a, b in pieces:
+            yield p.line((at, p.lane(above)), (at, p.lane(below)))
+
+    def _collective(self, item: Item, _: bool) -> Iterator[str]:
+        if isinstance(self.axis, TimeAxis):
+            yield from self._collective_in_time(item)
+            return
+        p, along = self.paper, self.axis.box(item, item.events[0])
+        half = p.pitch / 2 - 3 if p.upright else min(p.pitch / 2 - 3, 17)
+        for a, b in runs(item.ranks):
             yield p.rect(along, (p.lane(a) - half, p.lane(b) + half), rx=6)
             yield from self._inside(self.lines(item), along, (p.lane(a) - half, p.lane(b) + half))
+        for a, b in runs(self._absent(item)):
+            yield p.rect(along, (p.lane(a) - half, p.lane(b) + half), "lk-gone", rx=6)
+            yield from self._inside([say("trace.missing")], along, (p.lane(a) - half, p.lane(b) + half))
+
+    def _absent(self, item: Item) -> tuple[int, ...]:
+        """The ranks that a collective of the whole world waits for."""
+        if item.events[0].group != "world" or not item.unfinished:
+            return ()
+        return tuple(r for r in range(self.ranks) if r not in item.ranks)
 
     def _collective_in_time(self, item: Item) -> Iterator[str]:
         """Each rank from its call to its return, tied together where the last one came in."""
         p = self.paper
-        late = max(self.axis.box(item, e)[0] for e in item.events)
-        half = min(0.5 * p.pitch - 4, 12)
-        yield p.line((late, p.lane(item.ranks[0])), (late, p.lane(item.ranks[-1])))
+        half = min(p.pitch / 2 - 4, 12)
         for e in item.events:
             along, across = self.axis.box(item, e), (p.lane(e.rank) - half, p.lane(e.rank) + half)
             yield p.rect(along, across)
@@ -260,7 +277,7 @@ class Lanes:
 
     def _box(self, item: Item, _: bool) -> Iterator[str]:
         p, e = self.paper, item.events[0]
-        along, half = self.axis.box(item, e), min(0.5 * self.paper.pitch - 3, 14)
+        along, half = self.axis.box(item, e), p.pitch / 2 - 3 if p.upright else min(p.pitch / 2 - 3, 14)
         across = p.lane(e.rank) - half, p.lane(e.rank) + half
         letter = {"forward": "lk-F", "backward": "lk-B"}.get(e.phase or "")
         yield el("g", p.rect(along, across), class_=letter)
@@ -286,7 +303,9 @@ class Lanes:
             yield text(a, p.lane(e.rank) - half + 12, fit(e.name, b - a, p.size - 1), p.size - 1, None, "lk-soft")
 
 
-NAMES = {"message": "msg", "collective": "com", "box": "box", "span": "sp"}
+#: What is painted below what: (kind of item, method that draws it).
+LAYERS = (("span", "span"), ("collective", "thread"), ("collective", "collective"), ("box", "box"),
+          ("message", "message"), ("message", "caption"))  # fmt: skip
 
 
 def caption(item: Item) -> list[str]:
@@ -296,11 +315,16 @@ def caption(item: Item) -> list[str]:
         if item.send is None:
             return [say("trace.waits", peer=say("trace.anyone") if e.peer is None else e.peer)]
         if item.recv is None:
-            return [size_of(e.nbytes), say("trace.unreceived")]
-        return [size_of(e.nbytes), *([say("trace.unfinished")] if item.unfinished else [])]
+            return [solid(size_of(e.nbytes)), say("trace.unreceived")]
+        return [solid(size_of(e.nbytes)), *([say("trace.unfinished")] if item.unfinished else [])]
     name = {"forward": "F ", "backward": "B "}.get(e.phase or "", "") + e.name
-    size = [size_of(e.nbytes)] if item.kind == "collective" and e.nbytes else []
+    size = [solid(size_of(e.nbytes))] if item.kind == "collective" and e.nbytes else []
     return [name, *size, *([say("trace.unfinished")] if item.unfinished else [])]
+
+
+def solid(words: str) -> str:
+    """Words that no line break may part."""
+    return words.replace(" ", "\xa0")
 
 
 def runs(ranks: tuple[int, ...]) -> Iterator[tuple[int, int]]:

@@ -147,37 +147,40 @@ class _Walk:
 
     def run(self) -> dict[int, int]:
         while any(r.head < len(r.queue) or r.posted for r in self.ranks):
-            moved = [self._advance(r) for r in self.ranks]
-            if not any(moved):
+            ready = [self._ready(r) for r in self.ranks]  # looked at first, placed then: no rank gains by its number
+            for events in ready:
+                if events and id(events[0]) not in self.step:
+                    self._place(events)
+            if not any(ready):
                 self._unlock()
         return self.step
 
-    def _advance(self, r: _Rank) -> bool:
+    def _ready(self, r: _Rank) -> list[Event]:
+        """What this rank can do next: a posted receive whose message is there, or the event in front."""
         for e in r.posted:
             if id(self.source[id(e)]) in self.step:
                 r.posted.remove(e)
-                return self._place([e])
+                return [e]
         e = self._next(r)
         if e is None:
-            return False
+            return []
         if e.kind == "collective":
             company = self.company[id(e)]
-            return all(self._next(self.ranks[c.rank]) is c for c in company) and self._place(company)
+            return company if all(self._next(self.ranks[c.rank]) is c for c in company) else []
         sent = self.source.get(id(e))
-        return (sent is None or id(sent) in self.step) and self._place([e])
+        return [e] if sent is None or id(sent) in self.step else []
 
     def _next(self, r: _Rank) -> Event | None:
         while r.head < len(r.queue) and id(r.queue[r.head]) in self.step:
             r.head += 1
         return r.queue[r.head] if r.head < len(r.queue) else None
 
-    def _place(self, events: list[Event]) -> bool:
+    def _place(self, events: list[Event]) -> None:
         """At the first step that is after everything these depend on."""
         after = [self.ranks[e.rank].clock for e in events]
         after += [self.step[id(s)] for e in events if (s := self.source.get(id(e)))]
         for e in events:
             self.step[id(e)] = self.ranks[e.rank].clock = max(after) + 1
-        return True
 
     def _unlock(self) -> None:
         """Nobody can go on: the receives in front were only posted (irecv), or collectives cross each other."""

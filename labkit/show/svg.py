@@ -115,7 +115,7 @@ def fit(content: str, width: float, size: float) -> str:
     """`content`, cut with an ellipsis to `width`; at the least its first letter.
 
     >>> fit("all_reduce", 40, 12), fit("matmul", 8, 12)
-    ('all_…', 'm')
+    ('all_r…', 'm')
     """
     if text_width(content, size) <= width:
         return content

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from labkit.show.figure import NARROW, SOURCES, WIDE, Drawing, Figure, Table
+from labkit.show.figure import SOURCES, Drawing, Figure, Table
 from labkit.show.finding import finding, members
 from labkit.show.lanes import Lanes
 from labkit.show.order import Item, order

@@ -1,0 +1,141 @@
+"""`show.predict`: the learner's guess before the answer. It is noted, shown again, and never stands in the way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+from labkit.show.figure import style
+from labkit.show.live import bundle
+from labkit.show.svg import el, escape
+from labkit.show.words import say
+
+_guesses: dict[str, float | str] = {}
+
+
+def predict(key: str, question: str, choices: Sequence[str] | None = None, unit: str | None = None) -> Question:
+    """Ask for a guess: one of `choices`, or a number.
+
+    Args:
+        key: Under what name the guess is kept; `guess` gives it back. Asking again shows the former guess.
+        question: What the learner is asked.
+        choices: Answers to choose from; left out, a number is asked for.
+        unit: What the number counts, such as ``"B"``; only without `choices`.
+
+    Returns:
+        A form, which a notebook shows when it is the cell's last line; where no kernel runs, the question as text.
+
+    Raises:
+        TypeError: `key`, `question`, `unit` or a choice is no text.
+        ValueError: `key` or `question` is empty, there are fewer than two choices or two the same, or both
+            `choices` and `unit` are given.
+
+    >>> print(predict("ring-bytes", "How many bytes does each rank send?", unit="B"))
+    Your guess first: How many bytes does each rank send? (B)
+    """
+    for name, value in (("key", key), ("question", question), *([("unit", unit)] if unit is not None else [])):
+        if not isinstance(value, str):
+            raise TypeError(f"{name} is {value!r}: expected text")
+        if not value.strip():
+            raise ValueError(f"{name} is empty: expected text")
+    if choices is not None:
+        _check_choices(choices, unit)
+    return Question(key, question, None if choices is None else tuple(choices), unit)
+
+
+def _check_choices(choices: Sequence[str], unit: str | None) -> None:
+    if isinstance(choices, str) or not all(isinstance(c, str) for c in choices):
+        raise TypeError(f"choices is {choices!r}: expected a list of texts, such as ['8 B', '16 B']")
+    if len(choices) < 2 or len(set(choices)) < len(choices):
+        raise ValueError(f"choices is {choices!r}: expected at least two, all different")
+    if unit is not None:
+        raise ValueError(f"unit is {unit!r}, but choices are given too: write the unit into the choices")
+
+
+def guess(key: str) -> float | str | None:
+    """The guess noted under `key`: a number, one of the choices, or ``None`` when there is none yet.
+
+    Raises:
+        TypeError: `key` is no text.
+
+    >>> guess("never asked") is None
+    True
+    """
+    if not isinstance(key, str):
+        raise TypeError(f"key is {key!r}: expected the text that predict was given")
+    return _guesses.get(key)
+
+
+class Question:
+    """A question and, once noted, the learner's guess."""
+
+    def __init__(self, key: str, question: str, choices: tuple[str, ...] | None, unit: str | None) -> None:
+        self.key, self.question, self.choices, self.unit = key, question, choices, unit
+
+    def note(self, answer: str | None) -> str:
+        """Keep an answer as the form gives it, and say what was kept, or why nothing was."""
+        if self.choices is not None:
+            if answer not in self.choices:
+                return say("predict.choose")
+            _guesses[self.key] = answer
+        else:
+            try:
+                _guesses[self.key] = float((answer or "").replace(",", "").replace("_", ""))
+            except ValueError:
+                return say("predict.bad", text=answer or "")
+        return self.status()
+
+    def status(self) -> str:
+        """What is noted now."""
+        noted = guess(self.key)
+        if noted is None:
+            return say("predict.none")
+        told = noted if isinstance(noted, str) else f"{noted:,.15g}"
+        return say("predict.noted", guess=f"{told} {self.unit}" if self.unit else told)
+
+    @cached_property
+    def widget(self) -> Any:
+        """The form, made when first asked for (it needs ipywidgets)."""
+        import ipywidgets as widgets
+
+        head = widgets.HTML(el("b", escape(self.question)))
+        field = self._field(widgets)
+        button = widgets.Button(description=say("predict.button"), layout=widgets.Layout(width="auto"))
+        status = widgets.HTML(escape(self.status()))
+
+        def noted(_: Any) -> None:
+            status.value = escape(self.note(field.value))
+
+        button.on_click(noted)
+        unit = [widgets.Label(self.unit)] if self.unit else []
+        row = [field, *unit, button] if self.choices is None else [button]
+        top = [head] if self.choices is None else [head, field]
+        return widgets.VBox([*top, widgets.HBox([*row, status])])
+
+    def _field(self, widgets: Any) -> Any:
+        former = guess(self.key)
+        if self.choices is None:
+            value = f"{former:.15g}" if isinstance(former, float) else ""
+            return widgets.Text(value, placeholder=say("predict.number"), layout=widgets.Layout(width="10em"))
+        value = former if former in self.choices else None
+        return widgets.RadioButtons(options=self.choices, value=value, layout=widgets.Layout(width="auto"))
+
+    def to_html(self) -> str:
+        items = el("ul", *(el("li", escape(c)) for c in self.choices)) if self.choices else ""
+        pill = el("span", escape(say("predict.heading")), class_="lk-pill")
+        ask = f"{self.question} ({self.unit})" if self.unit else self.question
+        status = el("p", escape(self.status()), class_="lk-note") if guess(self.key) is not None else ""
+        return el("div", el("style", style()), el("p", escape(ask), " ", pill, class_="lk-title"), items, status,
+                  class_="lk")  # fmt: skip
+
+    def __str__(self) -> str:
+        ask = f"{self.question} ({self.unit})" if self.unit else self.question
+        lines = [f"{say('predict.heading')}: {ask}", *(f"  - {c}" for c in self.choices or ())]
+        return "\n".join([*lines, self.status()] if guess(self.key) is not None else lines)
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
+        return bundle(self.to_html(), str(self), lambda: self.widget)

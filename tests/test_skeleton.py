@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
+import time
 import tomllib
 from pathlib import Path
 
@@ -124,9 +126,12 @@ def test_test_after_lab_installs_what_the_tests_need(checkout):
 def test_a_changed_pyproject_and_a_moved_checkout_install_again(checkout):
     fake_environment(checkout)
     make(checkout, "lab")
-    (checkout / "pyproject.toml").touch()
+    project = checkout / "pyproject.toml"
+    then, later = project.stat().st_mtime, time.time() + 60
+    os.utime(project, (later, later))
     assert "pip install" in make(checkout, "-n", "lab").stdout
-    make(checkout, "lab")
+    os.utime(project, (then, then))
+    assert "pip install" not in make(checkout, "-n", "lab").stdout
     moved = checkout.rename(checkout.with_name("moved"))
     assert "pip install" in make(moved, "-n", "lab").stdout
 
@@ -154,6 +159,15 @@ def test_an_old_python3_gives_way_to_a_newer_one(checkout, monkeypatch):
 
 
 # `make notebooks`
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("notebooks/*.ipynb")), ids=lambda path: path.stem)
+def test_notebooks_are_committed_as_make_notebooks_saves_them(path):
+    """Otherwise JupyterLab asks a learner which kernel to take."""
+    committed = nbformat.read(path, as_version=4)
+    assert committed.metadata == execute.METADATA
+    execute.normalise(committed)
+    assert nbformat.writes(committed) + "\n" == path.read_text(encoding="utf-8")
 
 
 def notebook(path: Path, *sources: str) -> Path:

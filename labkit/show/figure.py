@@ -20,7 +20,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from labkit.show.live import bundle
+from labkit.show.live import is_live
 from labkit.show.svg import el, escape, num
 from labkit.show.words import say
 
@@ -128,14 +128,18 @@ class Figure:
 
     @cached_property
     def widget(self) -> Any:
-        """The live player, made when first asked for (it needs anywidget)."""
+        """The figure as a widget, to stand among other widgets; made when first asked for (it needs anywidget)."""
         from labkit.show.player import make
 
         return make(self)
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
-        several = len(self.says) > 1
-        return bundle(self.to_html(), str(self), (lambda: self.widget) if several else None)
+        html = self.to_html()
+        if len(self.says) > 1 and is_live():
+            from labkit.show.player import script
+
+            html += script(self)
+        return {"text/html": html, "text/plain": str(self)}
 
 
 def _origin(source: str) -> str:

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from labkit.show.figure import style
-from labkit.show.live import bundle
+from labkit.show.live import is_live
 from labkit.show.svg import el, escape
 from labkit.show.words import say
 
@@ -138,4 +138,10 @@ class Question:
         return str(self)
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
-        return bundle(self.to_html(), str(self), lambda: self.widget)
+        data = {"text/html": self.to_html(), "text/plain": str(self)}
+        if not is_live():
+            return data
+        try:
+            return {**self.widget._repr_mimebundle_(), **data}
+        except ImportError:  # without ipywidgets the question stands all the same
+            return data

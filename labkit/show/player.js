@@ -1,10 +1,10 @@
 // Plays frames that Python made. No imports, no network, no kernel: a key swaps the content of one <g>.
 const ICONS = {
   first: "M2 2h2v12H2zM14 2v12L5 8z",
-  back: "M12 2v12L3 8z",
+  back: "M10.5 2 12 3.5 7.5 8l4.5 4.5-1.5 1.5L4.5 8z",
   play: "M4 2v12l10-6z",
   pause: "M3 2h4v12H3zM9 2h4v12H9z",
-  next: "M4 2v12l9-6z",
+  next: "M5.5 2 4 3.5 8.5 8 4 12.5 5.5 14 11.5 8z",
   last: "M2 2v12l9-6zM12 2h2v12h-2z",
 };
 
@@ -21,14 +21,11 @@ function make(tag, cls, parent) {
   return node;
 }
 
-function render({ model, el }) {
-  const { html, wide, narrow, says, pace, words } = model.get("data");
+function attach(root, { wide, narrow, says, pace, words }) {
   const last = says.length - 1;
   let at = last;
   let timer = null;
 
-  el.innerHTML = html;
-  const root = el.querySelector(".lk");
   const layouts = [[".lk-wide", wide], [".lk-narrow", narrow]].map(([selector, data]) => {
     const stage = root.querySelector(selector);
     return { stage, frame: stage.querySelector(".lk-frame"), data };
@@ -123,6 +120,12 @@ function render({ model, el }) {
 
   go(last);
   return stop;
+}
+
+function render({ model, el }) {
+  const data = model.get("data");
+  el.innerHTML = data.html;
+  return attach(el.querySelector(".lk"), data);
 }
 
 export default { render };

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from labkit.trace import Event, Trace, now
-from labkit.world.compare import find_disagreement, find_wrong_message, leftovers
-from labkit.world.failure import RunFailed, RunInterrupted, died, is_connection_error, raised_error
+from labkit.world.blame import blame
+from labkit.world.compare import compare_ledgers, find_disagreement, leftovers
+from labkit.world.failure import RunFailed, RunInterrupted, is_connection_error
 from labkit.world.output import Output
 from labkit.world.pool import Pool
 from labkit.world.server import StartError
@@ -91,8 +92,10 @@ class _Watch:
             self._judge()
         self._drain()
         if self._raised():
-            raise raised_error(self._raised())
-        self._compare_ledgers()
+            self._blame()
+        failure = compare_ledgers([self.reports[r].ledger for r in range(self.world)])
+        if failure is not None:
+            raise failure
 
     def _pause(self) -> float:
         if self.failed_at is not None:
@@ -144,32 +147,33 @@ class _Watch:
 
     def _blame(self) -> None:
         self._drain()
-        self._raise_disagreement()
-        exits = self._exits()
-        if exits:
-            rank, status = min(exits.items(), key=lambda e: (e[1] & 0x7F == 0, e[0]))
-            raise died(rank, status, self.pool.table.read(rank))
-        if self._raised():
-            raise raised_error(self._raised())
-        rank = min(self.hung_up)  # closed its channel, yet lives: only something that closes descriptors does that
-        raise died(rank, 0, self.pool.table.read(rank))
+        operations = self._operations()
+        # A channel that is closed although the process lives counts as an exit: something closed descriptors.
+        exits = self._exits() or dict.fromkeys(self.hung_up, 0)
+        failure = blame(operations, self._returned(), self._raised(), exits)
+        assert failure is not None, "a run counts as failed, and nothing has failed"
+        raise failure
+
+    def _operations(self) -> list:
+        """The operation table; without recording nobody has written to it."""
+        return self.pool.table.read_all()
 
     def _raise_disagreement(self) -> None:
         if self.pool.shape.record:
-            found = find_disagreement(self.pool.table.read_all(), self._returned(), self.world)
+            found = find_disagreement(self._operations(), self._returned(), self.world)
             if found is not None:
                 self._drain()
                 raise found
 
     def _time_out(self) -> None:
         self._drain()
-        operations = self.pool.table.read_all()
+        operations = self._operations()
         raise timed_out(self._rows(operations), operations, self.timeout)
 
     def interrupted(self) -> str:
         """Where everybody was when the learner pressed stop."""
         with contextlib.suppress(Exception):
-            operations = self.pool.table.read_all()
+            operations = self._operations()
             return "\n".join(["interrupted; the ranks were stopped", *table_text(self._rows(operations), operations)])
         return "interrupted; the ranks were stopped"
 
@@ -178,15 +182,6 @@ class _Watch:
         table = rows(operations, self._returned(), set(self._raised()), {}, now())
         places = {row.rank: self.pool.members[row.rank].where(0.3) for row in table if row.state == "running"}
         return [replace(r, place=tuple(places[r.rank])) if places.get(r.rank) else r for r in table]
-
-    def _compare_ledgers(self) -> None:
-        ledgers = [self.reports[r].ledger for r in range(self.world)]
-        if None in ledgers:
-            return
-        failure = find_disagreement([g.history for g in ledgers], set(range(self.world)), self.world)
-        failure = failure or find_wrong_message(ledgers)
-        if failure is not None:
-            raise failure
 
     def _exits(self) -> dict[int, int]:
         found = {r: m.exit_status() for r, m in enumerate(self.pool.members) if r not in self.reports}
@@ -205,16 +200,16 @@ class _Watch:
 
     def done(self) -> Done:
         reports = [self.reports[r] for r in range(self.world)]
-        left = leftovers([p.ledger for p in reports]) if self.pool.shape.record else []
+        left = leftovers([p.ledger for p in reports if p.ledger is not None])
         output = self.output.finish()
         for sentence in left:
             print(f"labkit: {sentence}")
         values = [unpack(p.value) for p in reports]
         clean = not left and all(p.clean for p in reports)
-        return Done(values, output, _with_ends(self.trace()), left, clean)
+        return Done(values, output, with_ends(self.trace()), left, clean)
 
 
-def _with_ends(trace: Trace) -> Trace:
+def with_ends(trace: Trace) -> Trace:
     """A send that nobody waited for has ended when its message was received."""
     ends = {(m.send.rank, m.send.index): m.recv.end for m in trace.messages() if m.send and m.recv}
 

@@ -8,12 +8,14 @@ its C++ reducer, DTensor, FSDP2, pipelining. Only this file would change for ano
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from labkit import device
+from labkit.trace import now
 from labkit.world.journal import Entry, Journal, Sent, check_not_overwritten
 from labkit.world.table import Signature
 
@@ -76,6 +78,8 @@ class RecordedWork(dist.Work):
     def wait(self, *timeout: Any) -> bool:
         journal = self.group.journal
         journal.waiting(self.entry)
+        if not timeout and journal.deadline is not None and not self.entry.on_device:
+            timeout = (timedelta(seconds=max(0.01, journal.deadline - now())),)
         try:
             done = self.work.wait(*timeout)
         except BaseException:

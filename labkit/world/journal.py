@@ -57,6 +57,8 @@ class Journal:
     def __init__(self, rank: int, table: OperationTable | None = None) -> None:
         self.rank, self.table, self.on = rank, table, False
         self.clock = Clock()
+        #: On `now`'s clock: waits end there with an error. Only under torchrun, where nobody ends a rank from outside.
+        self.deadline: float | None = None
         self._lock = threading.Lock()
         self.begin()
         self.on = False
@@ -131,7 +133,8 @@ class Journal:
             recorder.finish(entry.event, self.clock.stamp(entry.on_device))
 
     def failed(self, entry: Entry) -> None:
-        self._set(entry, FAILED)
+        if self.deadline is None or self.clock.stamp(False) < self.deadline:  # else it was the wait that went on too long
+            self._set(entry, FAILED)
 
     def _set(self, entry: Entry, state: int) -> None:
         entry.operation.state = state

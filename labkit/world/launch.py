@@ -9,7 +9,7 @@ from typing import Any
 
 from labkit import device as devices
 from labkit.trace import Trace, now
-from labkit.world.collect import collect
+from labkit.world.collect import Done, collect
 from labkit.world.pool import Shape, pools
 from labkit.world.transport import pack_call
 
@@ -103,21 +103,26 @@ def run(
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         from labkit.world.torchrun import run_as_rank
 
-        return run_as_rank(fn, args, kwargs, ranks=ranks, device=device, timeout=timeout, record=record)
-    plan = devices.choose(device, ranks)
-    call = pack_call(fn, args, kwargs)
-    shape = Shape(ranks, nodes, plan, record)
+        done = run_as_rank(fn, args, kwargs, ranks=ranks, device=device, timeout=timeout, record=record)
+    else:
+        shape = Shape(ranks, nodes, devices.choose(device, ranks), record)
+        done = _run_on_pool(shape, {"call": pack_call(fn, args, kwargs)}, timeout)
+    return Run(getattr(fn, "__name__", type(fn).__name__), done.values, done.output, done.trace, done.leftovers)
+
+
+def _run_on_pool(shape: Shape, order: dict[str, Any], timeout: float) -> Done:
+    """Take a pool, run, and keep the pool only if it is as good as new."""
     pool = pools.take(shape)
-    keep = False
+    clean = False
     try:
-        done = collect(pool, {"call": call, "zero": now()}, timeout)
-        keep = done.clean
+        done = collect(pool, {**order, "zero": now()}, timeout)
+        clean = done.clean
     finally:
-        if keep:
+        if clean:
             pools.put_back(pool)
         else:
             pool.close()
-    return Run(getattr(fn, "__name__", type(fn).__name__), done.values, done.output, done.trace, done.leftovers)
+    return done
 
 
 def _check(fn: Any, ranks: Any, nodes: Any, device: Any, pace: Any, timeout: Any) -> None:

@@ -78,16 +78,23 @@ class OperationTable:
     """The shared map. `OperationTable(ranks)` makes one; `OperationTable(ranks, fd)` opens it in a rank."""
 
     def __init__(self, ranks: int, fd: int | None = None) -> None:
-        self.ranks, self.size = ranks, ranks * _SLOT
+        self.ranks, self.size = ranks, self.size_of(ranks)
         self.fd = _anonymous_file(self.size) if fd is None else fd
         self.map = mmap.mmap(self.fd, self.size)
+
+    @staticmethod
+    def size_of(ranks: int) -> int:
+        """Bytes of a table for this many ranks."""
+        return ranks * _SLOT
 
     def close(self) -> None:
         self.map.close()
         os.close(self.fd)
 
-    def clear(self) -> None:
-        self.map[:] = bytes(self.size)
+    def clear(self, rank: int | None = None) -> None:
+        """Forget all operations, or those of one rank."""
+        start, size = (0, self.size) if rank is None else (rank * _SLOT, _SLOT)
+        self.map[start : start + size] = bytes(size)
 
     def write(self, rank: int, operation: Operation) -> None:
         """Put a record into `rank`'s ring, at the place of its number."""

@@ -15,6 +15,7 @@ import sys
 import threading
 import traceback
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
@@ -89,27 +90,40 @@ def main(spec: dict[str, Any], control: int, probe: int, table: int) -> None:
 
 def run_once(order: dict[str, Any], rank: int, journal: Journal | None, start: CleanStart) -> Report:
     """One run: set the scene, call the learner's function, take stock, put everything back."""
-    start.enter(order, rank)
+    start.scene(order)
+    report = call(lambda: unpack(order["call"]), rank, order["seed"], order["zero"], journal)
+    report.clean = start.restore()
+    _flush()
+    return report
+
+
+def call(load: Callable[[], tuple], rank: int, seed: int, zero: float, journal: Journal | None) -> Report:
+    """Call the function that `load` gives, and report what came of it. Used under torchrun as well."""
     report = Report()
+    set_seed(seed + rank)  # ranks differ, as they do when nobody seeds them, but every run repeats itself
     if journal is not None:
         journal.begin()
         journal.clock.anchor()
         recorder.begin(rank)
     try:
-        fn, args, kwargs = unpack(order["call"])
+        fn, args, kwargs = load()
         report.value = pack_value(fn(*args, **kwargs))
         device.synchronize()
     except BaseException as error:  # SystemExit too: a rank never ends on its own
         report.raised = describe(error)
     if journal is not None:
-        report.events = recorder.stop(order["zero"], journal.clock.seconds)
+        report.events = recorder.stop(zero, journal.clock.seconds)
         try:
             report.ledger = journal.end()
         except RuntimeError as error:
             report.raised = report.raised or describe(error)
-    report.clean = start.restore()
-    _flush()
     return report
+
+
+def set_seed(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
 
 
 class CleanStart:
@@ -120,16 +134,13 @@ class CleanStart:
         self.threads = torch.get_num_threads()
         self.world = dist.group.WORLD
 
-    def enter(self, order: dict[str, Any], rank: int) -> None:
+    def scene(self, order: dict[str, Any]) -> None:
+        """The kernel's environment, path and folder, as they are now."""
         os.environ.clear()
         os.environ.update(order["environ"])
         sys.path[:] = order["path"]
         with contextlib.suppress(OSError):
             os.chdir(order["cwd"])
-        seed = order["seed"] + rank  # ranks differ, as they do under torchrun, and repeat themselves
-        random.seed(seed)
-        np.random.seed(seed)
-        torch.manual_seed(seed)
 
     def restore(self) -> bool:
         """Put torch's global state back; False when the world itself is gone and these ranks are of no more use."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import logging
 import os
 import platform
 import shutil
@@ -107,18 +106,20 @@ def _metadata() -> importlib.metadata.PackageMetadata:
 
 
 def widgets() -> Finding:
-    """Both widget front ends are where JupyterLab looks, and nobody disabled them."""
-    from jupyterlab.commands import AppOptions, check_extension
+    """Both widget front ends are in the page that JupyterLab serves, and nobody disabled them."""
+    from jupyter_core.paths import jupyter_path
+    from jupyterlab.commands import get_app_dir
+    from jupyterlab_server.config import get_page_config
 
-    quiet = logging.getLogger("labkit.doctor")
-    quiet.addHandler(logging.NullHandler())
-    quiet.propagate = False
-    names = ["@jupyter-widgets/jupyterlab-manager", "anywidget"]
-    missing = [name for name in names if not check_extension(name, app_options=AppOptions(logger=quiet))]
-    if missing:
-        remedy = "pip install --force-reinstall jupyterlab_widgets anywidget; `jupyter labextension enable NAME`"
-        return Finding(False, f"JupyterLab lacks or disables {' and '.join(missing)}", remedy)
-    return Finding(True, "JupyterLab has ipywidgets and anywidget")
+    page = get_page_config(jupyter_path("labextensions"), app_settings_dir=str(Path(get_app_dir(), "settings")))
+    served = {extension["name"] for extension in page["federated_extensions"]}
+    disabled = {name.split(":")[0] for name in page["disabledExtensions"]}
+    wanted = {"@jupyter-widgets/jupyterlab-manager": "jupyterlab_widgets", "anywidget": "anywidget"}
+    if missing := [package for name, package in wanted.items() if name not in served]:
+        return Finding(False, f"JupyterLab lacks {' and '.join(missing)}", "pip install --force-reinstall NAME")
+    if off := sorted(disabled & wanted.keys()):
+        return Finding(False, f"disabled: {', '.join(off)}", "`jupyter labextension enable NAME`")
+    return Finding(True, "JupyterLab serves ipywidgets and anywidget")
 
 
 def all_reduce_of_ones() -> float:

@@ -246,6 +246,18 @@ def test_a_number_given_to_a_younger_process_is_not_the_kernel(fork_server):
         younger.wait()
 
 
+def test_real_ranks_are_found():
+    """A kernel with a pool of two: one server, two ranks, none of them stale until the kernel is gone."""
+    program = "import labkit; labkit.run(print, ranks=2); print('up', flush=True); input()"
+    line = [sys.executable, "-c", program]
+    with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as kernel:
+        assert any(line == "up\n" for line in kernel.stdout), "the run failed"
+        found = [one for one in stop.find() if one.kernel == kernel.pid]
+        kernel.communicate("\n")
+    assert [one.server for one in found] == [True, False, False]
+    assert all(one.stale for one in found)
+
+
 @pytest.mark.parametrize(
     "line",
     [

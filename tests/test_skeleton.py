@@ -6,8 +6,10 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import time
 import tomllib
+import zipfile
 from pathlib import Path
 
 import nbformat
@@ -73,6 +75,28 @@ def test_chapters_marked_as_here_are_here():
     )
     assert len(rows) >= 9
     assert {name for name, state in rows if state == "here"} == {path.stem for path in ROOT.glob("notebooks/*.ipynb")}
+
+
+def test_a_wheel_carries_the_notebooks_and_finds_them(tmp_path, jupyter_home):
+    """Built and unpacked: the code that runs is the wheel's, in a place where no checkout is."""
+    copy, place = tmp_path / "copy", tmp_path / "place"
+    shutil.copytree(ROOT / "labkit", copy / "labkit", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, copy)
+    (copy / "notebooks").mkdir()
+    notebook(copy / "notebooks" / "00_start.ipynb", "1 + 1")
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    subprocess.run(build, cwd=copy, check=True, capture_output=True)
+    with zipfile.ZipFile(next(tmp_path.glob("labkit-*.whl"))) as wheel:
+        packed = set(wheel.namelist())
+        wheel.extractall(place)
+    assert {str(path.relative_to(copy)) for path in copy.glob("labkit/**/*") if path.is_file()} <= packed
+    assert not [name for name in packed if name.startswith("tests")]
+    program = "import sys; from labkit.cli import main; sys.exit(main(['reset', '00']))"
+    work = tmp_path / "elsewhere"
+    work.mkdir()
+    subprocess.run([sys.executable, "-c", program], cwd=work, env={**os.environ, "PYTHONPATH": str(place)}, check=True)
+    assert (work / "work" / "00_start.ipynb").is_file()
 
 
 # The Makefile, in a folder with nothing else: a plan (`-n`) costs no installation.

@@ -48,18 +48,20 @@ clean:
 
 # `-m pip`, not `bin/pip`: a script in bin/ names its interpreter by a path that dies when the checkout moves.
 $(LAB): $(RUN) pyproject.toml
-	$(RUN) -m pip install --quiet --editable .
+	@echo 'Installing into $(VENV); the first time takes some minutes.'
+	$(RUN) -m pip install -qq --editable .
 	@touch $@
 
 $(TEST): $(RUN) pyproject.toml
-	$(RUN) -m pip install --quiet --editable '.[test]'
+	@echo 'Installing into $(VENV); the first time takes some minutes.'
+	$(RUN) -m pip install -qq --editable '.[test]'
 	@touch $@ $(LAB)
 
 # An order-only test would not see a link whose interpreter was uninstalled; make does, as a missing file.
 $(RUN):
 	@'$(PYTHON)' -c '$(SUITABLE)' 2>/dev/null || { \
-		echo 'The lab needs Python 3.11 or newer with its venv module; found: '"$$(python3 -V 2>&1)."; \
+		echo 'The lab needs Python 3.11 or newer with its venv module; found: '"$$($(or $(PYTHON),python3) -V 2>&1)."; \
 		echo 'Install one (Debian, Ubuntu: apt install python3 python3-venv; macOS: brew install python@3.13),'; \
 		echo 'or name it: make PYTHON=/path/to/python3.12 lab'; exit 1; } >&2
 	@'$(PYTHON)' -m venv --clear $(VENV) || { rm -rf $(VENV); exit 1; }
-	@$(RUN) -m pip install --quiet --upgrade pip
+	@$(RUN) -m pip install -qq --upgrade pip

@@ -58,6 +58,8 @@ class TimeAxis:
         stamps = [t for e in events for t in (e.start, e.end) if t is not None]
         self.zero = min(stamps, default=0.0)
         self.until = max(stamps, default=1.0)
+        if any(e.end is None for e in events):  # what never ended runs on to the edge of the picture
+            self.until += 0.15 * (self.until - self.zero) or 1e-3
         self.start, self.end = start, start + room
         self.scale = room / ((self.until - self.zero) or 1.0)
 
@@ -70,8 +72,10 @@ class TimeAxis:
 
     def message(self, item: Item) -> tuple[float, float]:
         send, recv = item.send, item.recv
-        left = self.at((send or recv).start)
-        return left, self.at((recv.end if recv.end is not None else self.until) if recv else send.start)
+        left = self.at(item.events[0].start)
+        if send is None or recv is None:
+            return left, left
+        return left, self.at(self.until if recv.end is None else recv.end)
 
     def box(self, item: Item, event: Event) -> tuple[float, float]:
         left, right = self.at(event.start), self.at(self.until if event.end is None else event.end)

@@ -34,7 +34,7 @@ def _wrong(items: list[Item], ranks: int) -> str | None:
 def _right(items: list[Item], ranks: int) -> str:
     messages = [i for i in items if i.kind == "message"]
     calls = [i for i in items if i.kind == "collective"]
-    total = size_of(sum(i.send.nbytes for i in messages))
+    total = size_of(sum(i.events[0].nbytes for i in messages))
     if messages and calls:
         return say("finding.both", messages=count("trace.messages", len(messages)), size=total,
                    collectives=count("trace.collectives", len(calls)))  # fmt: skip
@@ -46,10 +46,10 @@ def _right(items: list[Item], ranks: int) -> str:
 
 
 def _senders(messages: list[Item], ranks: int, total: str) -> str:
-    number = Counter(i.send.rank for i in messages)
+    number = Counter(i.events[0].rank for i in messages)
     nbytes: Counter[int] = Counter()
     for i in messages:
-        nbytes[i.send.rank] += i.send.nbytes
+        nbytes[i.events[0].rank] += i.events[0].nbytes
     told = count("trace.messages", len(messages))
     if len(number) == 1:
         return say("finding.single", rank=next(iter(number)), messages=told, size=total)

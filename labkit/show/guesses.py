@@ -76,7 +76,7 @@ class Question:
     def note(self, answer: str | None) -> str:
         """Keep an answer as the form gives it, and say what was kept, or why nothing was."""
         if self.choices is not None:
-            if answer not in self.choices:
+            if answer is None or answer not in self.choices:
                 return say("predict.choose")
             _guesses[self.key] = answer
         else:
@@ -116,10 +116,10 @@ class Question:
     def _field(self, widgets: Any) -> Any:
         former = guess(self.key)
         if self.choices is None:
-            value = f"{former:.15g}" if isinstance(former, float) else ""
-            return widgets.Text(value, placeholder=say("predict.number"), layout=widgets.Layout(width="10em"))
-        value = former if former in self.choices else None
-        return widgets.RadioButtons(options=self.choices, value=value, layout=widgets.Layout(width="auto"))
+            before = f"{former:.15g}" if isinstance(former, float) else ""
+            return widgets.Text(before, placeholder=say("predict.number"), layout=widgets.Layout(width="10em"))
+        chosen = former if former in self.choices else None
+        return widgets.RadioButtons(options=self.choices, value=chosen, layout=widgets.Layout(width="auto"))
 
     def to_html(self) -> str:
         items = el("ul", *(el("li", escape(c)) for c in self.choices)) if self.choices else ""

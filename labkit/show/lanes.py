@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, pairwise
 from math import hypot
 
 from labkit.show.axis import OrderAxis, TimeAxis
@@ -64,12 +64,12 @@ class Lanes:
         self.width = max(width, p.first + p.pitch * ranks if p.upright else 0)
         if axis == "time":
             events = [e for item in items for e in item.events]
-            self.axis: OrderAxis | TimeAxis = TimeAxis(events, p.start, 380 if p.upright else width - p.start - 40)
+            self.axis: OrderAxis | TimeAxis = TimeAxis(events, p.start + 8, 380 if p.upright else width - p.start - 48)
         else:
             room = 0 if p.upright else width - p.start - 12
             least, most = (38, 38) if p.upright else (44, 160)
             self.axis = OrderAxis(steps, self._needs(), p.start, room, least, most)
-        self._done: dict[tuple[int, str], str] = {}
+        self._done: dict[tuple[tuple[str, str], int, str], str] = {}
         self.sent = sum(i.send.nbytes for i in items if i.send)
 
     # Words and the room they need
@@ -80,7 +80,9 @@ class Lanes:
         if item.kind == "collective":
             shortest = min(b - a + 1 for a, b in runs(item.ranks))
             if p.upright:
-                return wrap(" · ".join(words), shortest * p.pitch - 14, p.size)
+                room, told = shortest * p.pitch - 14, " · ".join(words)
+                alone = text_width(told, p.size) <= room
+                return [told] if alone else [line for part in words for line in wrap(part, room, p.size)]
             return words if shortest > 1 else [" · ".join(words)]
         if not p.upright:
             return [fit(" · ".join(words), 220, p.size)]
@@ -202,13 +204,13 @@ class Lanes:
     def _message(self, item: Item, flying: bool) -> Iterator[str]:
         p, (left, right) = self.paper, self.axis.message(item)
         send, recv = item.send, item.recv
-        here = (send or recv).rank
-        peer = (send or recv).peer
+        here, peer = item.events[0].rank, item.events[0].peer
         if send and recv:
             ends = (left, p.lane(send.rank)), (right, p.lane(recv.rank))
         else:  # it dangles: a part of the way to the lane that did nothing
             reach = 0 if peer is None else max(-0.44, min(0.44, peer - here)) * p.pitch
-            away = (left + (-1 if recv else 1) * min(40.0, p.pitch, left - self.axis.start), p.lane(here) + reach)
+            room = left - self.axis.start if recv else self.axis.end - left
+            away = (left + (-1 if recv else 1) * min(20.0 if p.upright else 40.0, room), p.lane(here) + reach)
             ends = (away, (left, p.lane(here))) if recv else ((left, p.lane(here)), away)
         a, b = p.xy(*ends[0]), p.xy(*ends[1])
         if flying:
@@ -219,21 +221,23 @@ class Lanes:
         if recv and not flying:
             yield el("circle", cx=b[0], cy=b[1], r=4, class_="lk-recv")
 
-    def _caption(self, item: Item, _: bool) -> Iterator[str]:
+    def _caption(self, item: Item, flying: bool) -> Iterator[str]:
         """The words of a message: above its start, or on the side that its arrow leaves free."""
         if not self.fits(item):
             return
         p, lines, along = self.paper, self.lines(item), self.axis.message(item)[0]
-        rank, peer = (item.send or item.recv).rank, (item.send or item.recv).peer
+        rank, peer = item.events[0].rank, item.events[0].peer
         if p.upright:
             top = along - 8 - LINE * (len(lines) - 1) if item.send else along + 18  # what waits is written below
             for n, line in enumerate(lines):
                 yield text(p.lane(rank), top + LINE * n, line, p.size, "middle")
             return
         below = peer is not None and peer < rank
-        yield text(along + 6, p.lane(rank) + (17 if below else -7), lines[0], p.size)
+        spill = along + 6 + text_width(lines[0], p.size) > max(self.width, self.axis.end)
+        x, anchor = (along - 6, "end") if spill else (along + 6, None)
+        yield text(x, p.lane(rank) + (17 if below else -7), lines[0], p.size, anchor)
 
-    def _thread(self, item: Item, _: bool) -> Iterator[str]:
+    def _thread(self, item: Item, flying: bool) -> Iterator[str]:
         """What ties together the boxes of a group whose ranks are no neighbours."""
         p, pieces = self.paper, list(runs(item.ranks))
         if isinstance(self.axis, TimeAxis):
@@ -244,10 +248,10 @@ class Lanes:
         beside = [i for i in self.items if i.kind == "collective" and i.first == item.first]
         share = (along[1] - along[0]) / (len(beside) + 1)
         at = along[0] + share * (beside.index(item) + 1)  # groups that cross keep their threads apart
-        for (_, above), (below, _) in zip(pieces, pieces[1:], strict=False):
+        for (_, above), (below, _) in pairwise(pieces):
             yield p.line((at, p.lane(above)), (at, p.lane(below)))
 
-    def _collective(self, item: Item, _: bool) -> Iterator[str]:
+    def _collective(self, item: Item, flying: bool) -> Iterator[str]:
         if isinstance(self.axis, TimeAxis):
             yield from self._collective_in_time(item)
             return
@@ -269,13 +273,13 @@ class Lanes:
     def _collective_in_time(self, item: Item) -> Iterator[str]:
         """Each rank from its call to its return, tied together where the last one came in."""
         p = self.paper
-        half = min(p.pitch / 2 - 4, 12)
+        half = p.pitch / 2 - 3 if p.upright else min(p.pitch / 2 - 3, 14)
         for e in item.events:
             along, across = self.axis.box(item, e), (p.lane(e.rank) - half, p.lane(e.rank) + half)
             yield p.rect(along, across)
-            yield from self._inside([" · ".join(caption(item))], along, across)
+            yield from self._inside(caption(item) if p.upright else [" · ".join(caption(item))], along, across)
 
-    def _box(self, item: Item, _: bool) -> Iterator[str]:
+    def _box(self, item: Item, flying: bool) -> Iterator[str]:
         p, e = self.paper, item.events[0]
         along, half = self.axis.box(item, e), p.pitch / 2 - 3 if p.upright else min(p.pitch / 2 - 3, 14)
         across = p.lane(e.rank) - half, p.lane(e.rank) + half
@@ -294,7 +298,7 @@ class Lanes:
         for n, line in enumerate(lines):
             yield text((x + x2) / 2, top + LINE * n, fit(line, x2 - x - 4, p.size), p.size, "middle", "lk-in")
 
-    def _span(self, item: Item, _: bool) -> Iterator[str]:
+    def _span(self, item: Item, flying: bool) -> Iterator[str]:
         p, e = self.paper, item.events[0]
         a, b = self.axis.box(item, e)
         half = p.pitch / 2 - 2

@@ -93,8 +93,10 @@ class _Spans:
     def around(self, e: Event | None) -> list[Event]:
         """The spans around an event, outermost first."""
         chain: list[Event] = []
-        while e is not None and (e := self.parent(e)) is not None and e not in chain:
-            chain.append(e)
+        span = e and self.parent(e)
+        while span is not None and all(span is not known for known in chain):
+            chain.append(span)
+            span = self.parent(span)
         return chain[::-1]
 
     def names(self, e: Event | None) -> tuple[str, ...]:
@@ -161,14 +163,14 @@ class _Walk:
             if id(self.source[id(e)]) in self.step:
                 r.posted.remove(e)
                 return [e]
-        e = self._next(r)
-        if e is None:
+        head = self._next(r)
+        if head is None:
             return []
-        if e.kind == "collective":
-            company = self.company[id(e)]
+        if head.kind == "collective":
+            company = self.company[id(head)]
             return company if all(self._next(self.ranks[c.rank]) is c for c in company) else []
-        sent = self.source.get(id(e))
-        return [e] if sent is None or id(sent) in self.step else []
+        sent = self.source.get(id(head))
+        return [head] if sent is None or id(sent) in self.step else []
 
     def _next(self, r: _Rank) -> Event | None:
         while r.head < len(r.queue) and id(r.queue[r.head]) in self.step:

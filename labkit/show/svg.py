@@ -15,6 +15,7 @@ from unicodedata import combining, east_asian_width
 
 #: Characters that XML cannot hold.
 _FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff\ud800-\udfff]")
+_SPECIAL = re.compile(f'[&<>"{_FORBIDDEN.pattern[1:]}')
 #: Widths in em of a wide common font (DejaVu Sans): a browser with a narrower one leaves room.
 _WIDTHS = {**dict.fromkeys("ijl'|!.,:;·", 0.32), **dict.fromkeys(" ()[]ftr/-", 0.41),
            **dict.fromkeys("mMW@%", 0.96), **dict.fromkeys("w→←–×…GOQ+=<>", 0.84)}  # fmt: skip
@@ -22,7 +23,10 @@ _WIDTHS = {**dict.fromkeys("ijl'|!.,:;·", 0.32), **dict.fromkeys(" ()[]ftr/-", 
 
 def escape(text: object) -> str:
     """`text` so that it stands for itself in HTML and SVG, inside an attribute too."""
-    safe = _FORBIDDEN.sub("\ufffd", str(text))
+    safe = str(text)
+    if not _SPECIAL.search(safe):
+        return safe
+    safe = _FORBIDDEN.sub("\ufffd", safe)
     return safe.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace('"', "&quot;")
 
 
@@ -83,7 +87,7 @@ def _em(char: str) -> float:
 
 
 def wrap(content: str, width: float, size: float) -> list[str]:
-    """`content` in lines of at most `width` pixels, broken at spaces and between East-Asian characters.
+    """`content` in lines of at most `width` pixels, broken at spaces, after "_" and at East-Asian characters.
 
     A word wider than `width` keeps a line of its own.
 
@@ -104,7 +108,7 @@ def _pieces(content: str) -> Iterator[str]:
     piece = ""
     for char in content:
         piece += char
-        if char == " " or east_asian_width(char) in "WF":
+        if char in " _" or east_asian_width(char) in "WF":
             yield piece
             piece = ""
     if piece:

@@ -161,9 +161,10 @@ def _peer(e: Event) -> str:
 
 def _seconds(events: tuple[Event, ...]) -> str:
     start = f"{min(e.start for e in events) * 1e3:.3f}"
-    if any(e.end is None for e in events):
+    ends = [e.end for e in events if e.end is not None]
+    if len(ends) < len(events):
         return say("trace.open", start=start)
-    return say("trace.seconds", start=start, end=f"{max(e.end for e in events) * 1e3:.3f}")
+    return say("trace.seconds", start=start, end=f"{max(ends) * 1e3:.3f}")
 
 
 def _tip(e: Event) -> str:

@@ -10,9 +10,9 @@ from urllib.parse import urlsplit
 import pytest
 
 import labkit
-from labkit.workcopy import source_dir
 
-NOTEBOOKS = ["tiny.ipynb", *(path.name for path in sorted(source_dir().glob("00_*.ipynb")))]
+ROOT = Path(__file__).resolve().parents[2]
+NOTEBOOKS = ["tiny.ipynb", *(path.name for path in ROOT.glob("notebooks/00_*.ipynb"))]
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS)

@@ -112,13 +112,13 @@ class Member:
         dist.broadcast(zero, 0)  # all begin together, and count from rank 0's time
         deadline = now() + timeout
         text: list[str] = []
-        with _tee(text), self._limit(deadline):
+        with _tee(text), self._limit(deadline, timeout):
             report = call(lambda: (fn, args, kwargs), self.rank, 0, zero.item() - self.offset, self.journal)
-        told = self._exchange(report, "".join(text), now() > deadline)
+        told = self._exchange(report, "".join(text), late=now() > deadline)
         return self._done(told, timeout)
 
     @contextlib.contextmanager
-    def _limit(self, deadline: float) -> Iterator[None]:
+    def _limit(self, deadline: float, timeout: float) -> Iterator[None]:
         """Waits end at the deadline. A rank that none of them holds, yet is late, is ended from a thread."""
         if self.journal is not None:
             self.journal.deadline = deadline
@@ -129,7 +129,7 @@ class Member:
             if not over.wait(deadline + PATIENCE - now()):
                 place = learners_line(sys._current_frames().get(main or 0))
                 table = rows(self.table.read_all(), set(), set(), {self.rank: place}, now())
-                print(f"labkit: rank {self.rank} is ended\n{timed_out(table, self.table.read_all(), deadline)}",
+                print(f"labkit: rank {self.rank} is ended\n{timed_out(table, self.table.read_all(), timeout)}",
                       file=sys.stderr, flush=True)  # fmt: skip
                 os._exit(1)
 
@@ -148,6 +148,8 @@ class Member:
         mine = Told(report, self.table.read(self.rank), output, late)
         key = f"labkit/run{self.number}/"
         self.store.set(key + str(self.rank), pickle.dumps(mine))
+        if report.raised is not None and not late:
+            self._leave()  # its connections break, and so whoever waits for this rank is let go
         told = [pickle.loads(self.store.get(key + str(r))) for r in range(self.size)]
         self.store.add(key + "read", 1)
         if self.rank == 0:  # the store lives on: what all have read can go
@@ -165,7 +167,7 @@ class Member:
         done = Done(trace=with_ends(Trace(events, self.size)))
         failure = self._failure(told, timeout)
         left = [] if failure else leftovers([t.report.ledger for t in told if t.report.ledger is not None])
-        if failure is not None or left or dist.group.WORLD is None:
+        if failure is not None or left or not dist.is_initialized():
             self._start_afresh()
         if failure is not None:
             failure.output, failure.trace = output.texts(), done.trace
@@ -190,9 +192,12 @@ class Member:
 
     def _start_afresh(self) -> None:
         """A new world in place of a broken one."""
+        self._leave()
+        self._join()
+
+    def _leave(self) -> None:
         if dist.is_initialized():
             dist.destroy_process_group()
-        self._join()
 
 
 _the_member: Member | None = None

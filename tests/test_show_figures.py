@@ -11,12 +11,15 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
-import show_traces as traces
 
 from labkit import show
 from labkit.show import svg, words
 from labkit.show.figure import NARROW, WIDE, Figure, Table, style
 from labkit.show.player import payload
+
+sys.path.insert(0, str(Path(__file__).parent))  # pytest imports test files alone: their helper is beside them
+
+import show_traces as traces
 
 FIGURES = Path(__file__).parent / "figures"
 GOLDEN = ("ring", "posted_ring", "subgroups", "deadlock", "unreceived", "missing", "spans", "empty")
@@ -142,7 +145,7 @@ def test_nothing_is_told_by_colour_alone(name):
         cls = group.get("class", "")
         if cls.split()[-1:] and cls.split()[-1] in ("lk-collective", "lk-box"):
             told = [t for t in group.iter("text") if t.text]
-            assert len(told) >= len([r for r in group.iter("rect")])
+            assert len(told) >= len(list(group.iter("rect")))
         if "lk-open" in cls and "lk-message" not in cls and "lk-thread" not in cls:
             told = " ".join(t.text or "" for t in group.iter("text"))
             assert any(words.say(f"trace.{w}") in told for w in ("unfinished", "unreceived")) or "waits" in told
@@ -203,7 +206,8 @@ def _seconds(call) -> float:
 
 
 def test_importing_show_imports_no_torch_and_no_widgets():
-    code = "import sys, labkit.show; print(sorted({'torch','anywidget','ipywidgets','IPython','numpy'} & set(sys.modules)))"
+    heavy = "{'torch', 'anywidget', 'ipywidgets', 'IPython', 'numpy'}"
+    code = f"import sys, labkit.show; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=HERE.parent)
     assert done.stdout.strip() == "[]"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from math import isfinite
 from typing import Any
 
 from labkit.show.figure import style
@@ -67,6 +68,15 @@ def guess(key: str) -> float | str | None:
     return _guesses.get(key)
 
 
+def _number(text: str) -> float | None:
+    """A finite number as people write it, "1,536" too; else ``None``."""
+    try:
+        value = float(text.replace(",", "").replace("_", ""))
+    except ValueError:
+        return None
+    return value if isfinite(value) else None
+
+
 class Question:
     """A question and, once noted, the learner's guess."""
 
@@ -80,10 +90,10 @@ class Question:
                 return say("predict.choose")
             _guesses[self.key] = answer
         else:
-            try:
-                _guesses[self.key] = float((answer or "").replace(",", "").replace("_", ""))
-            except ValueError:
+            number = _number(answer or "")
+            if number is None:
                 return say("predict.bad", text=answer or "")
+            _guesses[self.key] = number
         return self.status()
 
     def status(self) -> str:

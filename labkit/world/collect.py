@@ -1,4 +1,4 @@
-"""One run on a pool: hand out the order, gather reports and output, and find out who failed."""
+"""One run on a pool: gather reports and output, and find out who failed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from labkit.world.compare import compare_ledgers, find_disagreement, leftovers
 from labkit.world.failure import RunFailed, RunInterrupted, is_connection_error
 from labkit.world.output import Output
 from labkit.world.pool import Pool
-from labkit.world.server import StartError
 from labkit.world.stuck import rows, table_text, timed_out
 from labkit.world.transport import unpack
 
@@ -37,8 +36,8 @@ class Done:
     clean: bool = True
 
 
-def collect(pool: Pool, order: dict[str, Any], timeout: float) -> Done:
-    """Run an order on a pool.
+def collect(pool: Pool, timeout: float) -> Done:
+    """Wait for what a pool was started on.
 
     Raises:
         RunFailed, RunTimeout: See `labkit.world.failure`.
@@ -46,10 +45,7 @@ def collect(pool: Pool, order: dict[str, Any], timeout: float) -> Done:
     """
     watch = _Watch(pool, timeout)
     try:
-        pool.start(order)
         watch.until_over()
-    except (BrokenPipeError, ConnectionError):
-        raise StartError("the ranks ended while they were idle; run the cell again") from None
     except KeyboardInterrupt:
         watch.output.finish()
         raise RunInterrupted(watch.interrupted()) from None

@@ -26,6 +26,9 @@ import signal
 import socket
 import sys
 
+#: How many modules a rank has before it imports any itself.
+preloaded = 0
+
 PRELOAD = ("numpy", "cloudpickle", "multiprocessing.connection", "torch", "torch.distributed")
 
 
@@ -174,6 +177,8 @@ def main() -> None:
     sys.path.pop(0)
     for name in PRELOAD:
         importlib.import_module(name)
+    global preloaded
+    preloaded = len(sys.modules)
     gc.collect()
     gc.freeze()  # so that a collection in a rank does not touch, and so copy, the pages shared with it
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from datetime import timedelta
 from functools import cache
 from typing import Any
@@ -35,11 +34,9 @@ def join(
     if journal is None:
         dist.init_process_group(_bare(plan), store=store, rank=rank, world_size=size, timeout=limit)
         return
-    made: Counter[tuple[int, ...]] = Counter()
-
     def create(options: Any, _: Any) -> RecordingGroup:
         members = list(options.global_ranks_in_group) or None
-        made[tuple(members or ())] += 1
+        copies = journal.another_group(members)
         entry = None
         if members is not None:  # members meet here, so one that never comes must be seen in the table
             group = f"new {{{','.join(map(str, members))}}}"
@@ -49,7 +46,7 @@ def join(
         if entry is not None:
             journal.finished(entry)
         return RecordingGroup(transport, backends, options.group_rank, options.group_size, members, journal,
-                              made[tuple(members or ())])  # fmt: skip
+                              copies)  # fmt: skip
 
     if BACKEND not in dist.Backend.backend_list:
         dist.Backend.register_backend(BACKEND, lambda *a: _creator[0](*a), extended_api=True, devices=["cpu", "cuda"])

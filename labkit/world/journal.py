@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,11 +43,12 @@ class RanksDisagree(RuntimeError):
 class Entry:
     """An operation under way on this rank."""
 
-    __slots__ = ("collected", "event", "on_device", "operation", "sent")
+    __slots__ = ("collected", "event", "on_device", "operation", "sent", "work")
 
     def __init__(self, operation: Operation, event: Open | None, on_device: bool) -> None:
         self.operation, self.event, self.on_device = operation, event, on_device
         self.collected = False  # somebody waited for it, or took its future
+        self.work: Any = None  # torch's handle, kept: gloo drops a message whose handle is gone before it was taken
         self.sent: Sent | None = None
 
 
@@ -69,6 +70,12 @@ class Journal:
         self.entries: list[Entry] = []
         self._chains: dict[str, tuple[int, int]] = defaultdict(lambda: (0, 0))
         self._messages: dict[tuple, tuple[int, int]] = defaultdict(lambda: (0, 0))
+        self._groups: Counter[tuple[int, ...]] = Counter()
+
+    def another_group(self, members: list[int] | None) -> int:
+        """How many groups of these members there are in this run, with the one that is being made."""
+        self._groups[tuple(members or ())] += 1
+        return self._groups[tuple(members or ())]
 
     def enter(
         self, kind: str, signature: Signature, group: str, members: list[int] | None, *,
@@ -129,6 +136,7 @@ class Journal:
 
     def finished(self, entry: Entry) -> None:
         if entry.operation.state != DONE:
+            entry.work = None
             self._set(entry, DONE)
             recorder.finish(entry.event, self.clock.stamp(entry.on_device))
 

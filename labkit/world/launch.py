@@ -10,7 +10,8 @@ from typing import Any
 from labkit import device as devices
 from labkit.trace import Trace, now
 from labkit.world.collect import Done, collect
-from labkit.world.pool import Shape, pools
+from labkit.world.pool import Pool, Shape, pools
+from labkit.world.server import StartError
 from labkit.world.transport import pack_call
 
 MOST_RANKS = 64
@@ -112,10 +113,10 @@ def run(
 
 def _run_on_pool(shape: Shape, order: dict[str, Any], timeout: float) -> Done:
     """Take a pool, run, and keep the pool only if it is as good as new."""
-    pool = pools.take(shape)
+    pool = _started(shape, order)
     clean = False
     try:
-        done = collect(pool, {**order, "zero": now()}, timeout)
+        done = collect(pool, timeout)
         clean = done.clean
     finally:
         if clean:
@@ -123,6 +124,21 @@ def _run_on_pool(shape: Shape, order: dict[str, Any], timeout: float) -> Done:
         else:
             pool.close()
     return done
+
+
+def _started(shape: Shape, order: dict[str, Any]) -> Pool:
+    """A pool that has been given the order."""
+    for _ in range(3):
+        pool = pools.take(shape)
+        try:
+            pool.start({**order, "zero": now()})
+        except BaseException as error:
+            pool.close()
+            if not isinstance(error, ConnectionError):  # that one: ranks that were ended while they idled
+                raise
+        else:
+            return pool
+    raise StartError("the ranks end as soon as they have started; see `labkit doctor`")
 
 
 def _check(fn: Any, ranks: Any, nodes: Any, device: Any, pace: Any, timeout: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import itertools
 import json
 import os
 import pickle
@@ -74,7 +75,7 @@ def main(spec: dict[str, Any], control: int, probe: int, table: int) -> None:
     store = dist.FileStore(spec["store"], size)
     join(store, rank, size, spec["plan"], journal, loopback=True)
     connection.send_bytes(pickle.dumps("ready"))
-    seen: set[str] = set()
+    files = ChangeableFiles()
     start = CleanStart()
     while True:
         try:
@@ -82,7 +83,7 @@ def main(spec: dict[str, Any], control: int, probe: int, table: int) -> None:
         except (EOFError, ConnectionError):
             os._exit(0)
         report = run_once(order, rank, journal, start)
-        report.files = _changeable_files(seen)
+        report.files = files.new()
         connection.send_bytes(pickle.dumps(report, protocol=pickle.HIGHEST_PROTOCOL))
         report = None
         gc.collect()
@@ -194,16 +195,26 @@ def _watch(kernel: int, probe: int, main_thread: int) -> None:
                 asked.sendall(json.dumps(place).encode() + b"\n")
 
 
-def _changeable_files(seen: set[str]) -> dict[str, int]:
-    """Files, and their times, of newly imported modules that somebody may edit: labkit's and the learner's."""
-    files = {}
-    for name in set(sys.modules) - seen:
-        path = getattr(sys.modules.get(name), "__file__", None)
-        if path and not is_installed(path):
-            with contextlib.suppress(OSError):
-                files[path] = os.stat(path).st_mtime_ns
-    seen.update(sys.modules)
-    return files
+class ChangeableFiles:
+    """Files of the modules imported in this rank that somebody may edit: labkit's and the learner's.
+
+    Only modules younger than the fork are looked at, newest first: to touch the others would copy the memory that
+    ranks share with the fork server.
+    """
+
+    def __init__(self) -> None:
+        self.known = getattr(sys.modules["__main__"], "preloaded", 0)
+
+    def new(self) -> dict[str, int]:
+        """Path → time of change, of modules that came since the last call."""
+        files = {}
+        for name in list(itertools.islice(reversed(sys.modules), max(0, len(sys.modules) - self.known))):
+            path = getattr(sys.modules[name], "__file__", None)
+            if path and not is_installed(path):
+                with contextlib.suppress(OSError):
+                    files[path] = os.stat(path).st_mtime_ns
+        self.known = len(sys.modules)
+        return files
 
 
 def _flush() -> None:

@@ -1,0 +1,224 @@
+"""The failure table, with real processes: the right rank, the right reason, in time, and the next run works."""
+
+from __future__ import annotations
+
+import time
+
+import programs
+import pytest
+
+import labkit
+
+
+def failure_of(fn, *args, within=2.0, kind=labkit.RunFailed, **options):
+    """Run something that must fail in time; then a run that must work."""
+    labkit.run(programs.nothing, **{k: v for k, v in options.items() if k == "ranks"})  # ranks are warm
+    began = time.monotonic()
+    with pytest.raises(kind) as caught:
+        labkit.run(fn, *args, **options)
+    took = time.monotonic() - began
+    assert took < within, f"took {took:.1f} s"
+    ranks = options.get("ranks", 4)
+    assert labkit.run(programs.total, ranks=ranks).values == [ranks * (ranks + 1) / 2] * ranks
+    return caught.value
+
+
+def test_an_exception_while_the_others_wait():
+    failure = failure_of(programs.raise_on, 1, kind=labkit.RankError)
+    assert failure.ranks == [1]
+    assert str(failure).startswith("rank 1 raised ValueError: boom\n  programs.py:")
+    assert 'raise ValueError("boom")' in str(failure), "the learner's own line"
+    assert isinstance(failure.__cause__, ValueError)
+
+
+def test_the_same_exception_everywhere_is_told_once():
+    failure = failure_of(programs.raise_everywhere, ranks=3)
+    assert failure.ranks == [0, 1, 2]
+    assert str(failure).count("division by zero") == 1
+    assert str(failure).startswith("ranks 0, 1 and 2 raised ZeroDivisionError")
+
+
+def test_library_frames_are_counted_not_shown():
+    text = str(failure_of(programs.raise_from_library, ranks=1))
+    assert "torch.ones(2) @ torch.ones(3)" in text
+    assert "site-packages" not in text
+
+
+def test_chained_exceptions_are_told():
+    def chained():
+        try:
+            {}["missing"]
+        except KeyError as error:
+            raise ValueError("outer") from error
+
+    text = str(failure_of(chained, ranks=1))
+    assert "ValueError: outer" in text
+    assert "caused by KeyError: 'missing'" in text
+
+
+@pytest.mark.parametrize("number", [9, 11, 15])
+def test_a_signal_is_named(number):
+    import signal
+
+    failure = failure_of(programs.killed, 2, number, kind=labkit.world.failure.RankDied)
+    assert failure.ranks == [2]
+    assert failure.signal == signal.Signals(number).name
+    assert failure.signal in str(failure)
+
+
+def test_an_exit_is_named():
+    assert "exit code 7" in str(failure_of(programs.exit_process, 1, ranks=2))
+    assert "SystemExit: 3" in str(failure_of(programs.call_exit, ranks=2))
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_different_sizes_never_give_a_number(ranks):
+    failure = failure_of(programs.different_sizes, 1, ranks=ranks, kind=labkit.Disagreement)
+    lines = str(failure).splitlines()
+    for rank in range(ranks):
+        size = 11 if rank == 1 else 10
+        assert any(f"rank {rank}  all_reduce({size} × float32, sum)  (programs.py:" in line for line in lines)
+    assert "terminate called" not in "".join(failure.output), "stopped before gloo aborts"
+
+
+@pytest.mark.parametrize(
+    ("fn", "wanted"),
+    [
+        (programs.different_types, ["int32", "float32"]),
+        (programs.different_roots, ["root 0", "root 1"]),
+        (programs.different_order, ["barrier()", "all_reduce(3"]),
+        (programs.skip_a_broadcast, ["broadcast(3", "nothing: its function had returned, without any"]),
+        (programs.lonely_async_all_reduce, ["all_reduce(4", "nothing"]),
+        (programs.skip_new_group, ["new_group()", "nothing"]),
+    ],
+)
+def test_disagreements_name_every_rank(fn, wanted):
+    text = str(failure_of(fn, ranks=2, kind=labkit.Disagreement))
+    assert "rank 0" in text
+    assert "rank 1" in text
+    for words in wanted:
+        assert words in text
+
+
+def test_one_rank_skips_one():
+    text = str(failure_of(programs.skip_one, 1, kind=labkit.Disagreement))
+    assert "collective 2 of group world" in text
+    assert "rank 1  nothing: its function had returned, after all_reduce(3 × float32, sum)" in text
+
+
+def test_a_disagreement_in_a_sub_group_names_its_members_only():
+    failure = failure_of(programs.wrong_in_a_group, ranks=4, kind=labkit.Disagreement)
+    assert failure.ranks == [0, 2]
+    assert "group {0,2}" in str(failure)
+
+
+def test_a_message_received_as_something_else():
+    text = str(failure_of(programs.receive_as_float, ranks=2, kind=labkit.Disagreement))
+    assert "send(4 × int32)" in text
+    assert "recv(4 × float32)" in text
+
+
+def test_both_receive_first():
+    failure = failure_of(programs.both_receive, ranks=2, timeout=1, within=2.0, kind=labkit.RunTimeout)
+    assert failure.cycle == [0, 1]
+    assert failure.verdict == "0 waits for 1, 1 waits for 0: both receive first"
+    assert [(row.rank, row.waits_for, row.place[2]) for row in failure.table] == [
+        (0, [1], "both_receive"), (1, [0], "both_receive")]  # fmt: skip
+    assert "dist.recv(t, src=1 - rank())" in str(failure)
+    assert isinstance(failure, TimeoutError)
+
+
+def test_both_send_first():
+    """Public fault 32: small messages may pass, large ones wait for their receiver. Time-out, peer and cycle."""
+    failure = failure_of(programs.both_send, 10_000_000, ranks=2, timeout=2, within=3.0, kind=labkit.RunTimeout)
+    assert failure.verdict == "0 waits for 1, 1 waits for 0: both send first"
+    assert "send(10,000,000 × float32) to 1" in str(failure)
+
+
+def test_a_circle_of_three():
+    failure = failure_of(programs.all_receive, ranks=3, timeout=0.5, kind=labkit.RunTimeout)
+    assert failure.cycle == [0, 1, 2]
+    assert failure.verdict.endswith("all receive first")
+
+
+def test_an_endless_loop_shows_its_line():
+    failure = failure_of(programs.loop_for_ever, 1, ranks=2, timeout=0.5, kind=labkit.RunTimeout)
+    assert failure.ranks == [1]
+    assert failure.table[0].state == "returned"
+    assert failure.table[1].place[2] == "loop_for_ever"
+
+
+def test_a_rank_that_waits_for_one_that_returned():
+    def lonely():
+        if programs.rank() == 0:
+            programs.dist.recv(programs.torch.ones(1), 1)
+
+    failure = failure_of(lonely, ranks=2, timeout=0.5, kind=labkit.RunTimeout)
+    assert failure.verdict == "rank 0 waits for rank 1, which had returned already"
+
+
+@pytest.mark.parametrize(
+    ("fn", "sentence"),
+    [
+        (programs.lonely_isend, "rank 0 sent 1 message to rank 1 that nobody received"),
+        (programs.lonely_irecv, "rank 0 still waits for 1 message from rank 1 that nobody sent"),
+        (programs.lonely_irecv_from_anybody, "rank 0 still waits for a message from any rank"),
+        (programs.forgotten_all_reduce, "rank 0 started all_reduce(4 × float32, sum) and never waited for it"),
+    ],
+)
+def test_leftovers_are_reported_and_do_not_reach_the_next_run(fn, sentence, capsys):
+    run = labkit.run(fn, ranks=2)
+    assert run.values == [None, None]
+    assert any(left.startswith(sentence) for left in run.leftovers)
+    assert f"labkit: {sentence}" in capsys.readouterr().out
+    following = labkit.run(programs.pass_round, ranks=2)
+    assert following.values == [1, 0]
+    assert following.leftovers == []
+
+
+def test_a_send_that_was_received_is_no_leftover_although_nobody_waited():
+    def careless():
+        t = programs.torch.ones(2)
+        if programs.rank() == 0:
+            programs.dist.isend(t, 1)
+        else:
+            programs.dist.recv(t, 0)
+
+    run = labkit.run(careless, ranks=2)
+    assert run.leftovers == []
+    assert all(e.end is not None for e in run.trace.events)
+
+
+def test_a_tensor_changed_while_it_is_sent():
+    """Public fault 34: the send buffer is overwritten before the send has completed."""
+    assert labkit.run(programs.overwrite_after_isend, True, ranks=2).values[1] == [7.0]
+    failure = failure_of(programs.overwrite_after_isend, False, ranks=2, kind=labkit.RankError)
+    assert failure.ranks == [0]
+    assert "changed a tensor while its isend to rank 1 (programs.py:" in str(failure)
+    assert "Call .wait() on the send first" in str(failure)
+
+
+def test_another_chunk_may_change_while_one_is_sent():
+    got = labkit.run(programs.change_another_chunk_while_sending, ranks=2).values
+    assert got == [[0, 1, 2, 3, 8, 10, 12, 14], [0, 2, 4, 6, 4, 5, 6, 7]]
+
+
+def test_failures_carry_output_and_trace():
+    def speak_and_fail():
+        print("before")
+        programs.total()
+        if programs.rank() == 1:
+            raise ValueError("after")
+
+    with pytest.raises(labkit.RankError) as caught:
+        labkit.run(speak_and_fail, ranks=2)
+    assert caught.value.output == ["before\n", "before\n"]
+    assert [e.name for e in caught.value.trace.events] == ["all_reduce", "all_reduce"]
+
+
+def test_a_failed_rank_that_prints_without_end_is_stopped():
+    def flood():
+        while True:
+            print("x" * 1000)
+
+    failure_of(flood, ranks=2, timeout=0.5, kind=labkit.RunTimeout)

@@ -1,0 +1,303 @@
+"""labkit.run: what comes back, what is refused, and that every run starts clean."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import textwrap
+import threading
+import time
+
+import programs
+import pytest
+import torch
+
+import labkit
+from labkit.world import pool as pools_module
+from labkit.world.pool import Shape, pools
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+def test_values_come_in_rank_order_for_any_world(ranks):
+    assert labkit.run(programs.total, ranks=ranks).values == [ranks * (ranks + 1) / 2] * ranks
+    assert labkit.run(programs.pass_round, ranks=max(2, ranks)).values == [
+        (r - 1) % max(2, ranks) for r in range(max(2, ranks))
+    ]
+
+
+def test_functions_of_a_cell_travel_with_what_they_use():
+    scale = torch.tensor([2.0])
+
+    def scaled(x, *, plus):
+        return x * scale + plus + programs.rank()
+
+    assert [v.item() for v in labkit.run(scaled, 3, plus=1, ranks=2).values] == [7.0, 8.0]
+
+
+def test_tensors_come_back_whole_and_small():
+    def tensors():
+        large = torch.arange(1_000_000.0)
+        leaf = torch.ones(2, requires_grad=True)
+        return {
+            "view": large[3:5], "graph": leaf * 2, "parameter": torch.nn.Parameter(torch.ones(1)),
+            "bfloat16": torch.tensor([1.5], dtype=torch.bfloat16), "scalar": torch.tensor(7), "empty": torch.empty(0, 3),
+            "bool": torch.tensor([True, False]), "complex": torch.tensor([1 + 2j]), "sparse": torch.eye(2).to_sparse(),
+        }  # fmt: skip
+
+    got = labkit.run(tensors, ranks=1).values[0]
+    assert got["view"].tolist() == [3.0, 4.0]
+    assert got["view"].untyped_storage().nbytes() == 8, "a view travels as what it shows"
+    assert got["graph"].tolist() == [2.0, 2.0]
+    assert got["graph"].grad_fn is None
+    assert isinstance(got["parameter"], torch.nn.Parameter)
+    assert got["bfloat16"].dtype == torch.bfloat16
+    assert got["bfloat16"].item() == 1.5
+    assert got["scalar"].item() == 7
+    assert got["empty"].shape == (0, 3)
+    assert got["bool"].tolist() == [True, False]
+    assert got["complex"].item() == 1 + 2j
+    assert got["sparse"].to_dense().tolist() == [[1, 0], [0, 1]]
+    got["view"][0] = 0  # and can be written to
+
+
+def test_output_is_grouped_by_rank_and_nothing_is_lost(capfd):
+    """Public fault 59: output of child processes lost, or without saying whose it is."""
+
+    def speak():
+        for line in range(3):
+            print("line", line)
+            time.sleep(0.01)
+        os.system("echo from a child process")
+        os.write(2, b"from C\n")
+
+    run = labkit.run(speak, ranks=2)
+    expected = "line 0\nline 1\nline 2\nfrom a child process\nfrom C\n"
+    assert run.output == [expected, expected]
+    shown = capfd.readouterr().out.splitlines()
+    assert shown == [f"rank {r} │ {line}" for r in range(2) for line in expected.splitlines()]
+
+
+def test_much_output_is_kept_whole_and_shown_in_part(capsys):
+    def shout():
+        print("x" * 99_999)
+        for number in range(10_000):
+            print(number)
+
+    run = labkit.run(shout, ranks=2)
+    assert run.output[1].splitlines()[-1] == "9999"
+    assert len(run.output[1].splitlines()) == 10_001
+    shown = capsys.readouterr().out
+    assert len(shown.splitlines()) < 500
+    assert "9,801 lines left out" in shown
+
+
+def test_display_is_quiet_and_the_same_every_time():
+    run = labkit.run(programs.pass_round, ranks=2)
+    assert repr(run) == "pass_round on 2 ranks\n  rank 0  1\n  rank 1  0"
+    assert "<script" not in run._repr_html_()
+    evil = labkit.run(lambda: "<script>", ranks=1)
+    assert "<script" not in evil._repr_html_()
+    assert "0x" not in repr(labkit.run(lambda: object, ranks=1))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({"ranks": 0}, ValueError, "ranks=0: expected at least 1"),
+        ({"ranks": -3}, ValueError, "at least 1"),
+        ({"ranks": 2.0}, TypeError, "whole number, not 2.0"),
+        ({"ranks": True}, TypeError, "whole number"),
+        ({"ranks": 1000}, ValueError, "at most 64"),
+        ({"ranks": 4, "nodes": 3}, ValueError, "do not divide"),
+        ({"nodes": "2"}, TypeError, "nodes must be a whole number"),
+        ({"device": "tpu"}, ValueError, "'auto', 'cpu', 'cuda'"),
+        ({"timeout": 0}, ValueError, "positive"),
+        ({"timeout": float("nan")}, ValueError, "positive"),
+        ({"timeout": "5"}, TypeError, "number of seconds"),
+        ({"pace": 3}, TypeError, "pace"),
+    ],
+)
+def test_bad_arguments_are_refused_before_anything_starts(arguments, error, words):
+    with pytest.raises(error, match=words):
+        labkit.run(programs.nothing, **arguments)
+
+
+def test_a_call_in_place_of_a_function_is_refused():
+    with pytest.raises(TypeError, match="without \\(\\)"):
+        labkit.run(3)
+
+
+def test_what_cannot_travel_is_named():
+    lock = threading.Lock()
+
+    def uses_lock():
+        return lock
+
+    with pytest.raises(TypeError, match="'lock', which uses_lock uses"):
+        labkit.run(uses_lock, ranks=1)
+    with pytest.raises(TypeError, match="argument 1 .*generator"):
+        labkit.run(print, 1, (i for i in "ab"), ranks=1)
+    with pytest.raises(labkit.RankError, match="return value .*generator"):
+        labkit.run(lambda: (i for i in "ab"), ranks=1)
+
+
+def test_a_rank_does_not_start_ranks():
+    def inside():
+        import labkit
+
+        labkit.run(print)
+
+    with pytest.raises(labkit.RankError, match="a rank does not start ranks"):
+        labkit.run(inside, ranks=1)
+
+
+def test_each_run_starts_clean():
+    before = labkit.run(programs.state, ranks=2).values
+    labkit.run(programs.leave_a_mess, ranks=2)
+    after = labkit.run(programs.state, ranks=2)
+    assert after.values == before
+    assert before[0]["random"] != before[1]["random"], "ranks draw different numbers, as under torchrun"
+    assert before[0]["folder"] == os.getcwd()
+
+
+def test_sub_groups_work_in_every_run_of_a_pool():
+    def part():
+        group = programs.dist.new_group([0, 2])
+        t = torch.ones(1)
+        if programs.rank() in (0, 2):
+            programs.dist.all_reduce(t, group=group)
+        return t.item()
+
+    pids = labkit.run(programs.pid, ranks=3).values
+    for _ in range(3):
+        run = labkit.run(part, ranks=3)
+        assert run.values == [2, 1, 2]
+        assert {e.group for e in run.trace.events} == {"{0,2}"}
+    assert labkit.run(programs.pid, ranks=3).values == pids, "the same ranks all along"
+
+
+def test_a_destroyed_world_is_made_again():
+    labkit.run(programs.destroy_the_world, ranks=2)
+    assert labkit.run(programs.total, ranks=2).values == [3, 3]
+
+
+def test_the_kernels_environment_folder_and_path_reach_the_ranks(tmp_path, monkeypatch):
+    labkit.run(programs.nothing, ranks=2)  # warm: what comes must reach ranks that live already
+    monkeypatch.setenv("LABKIT_TEST_VALUE", "7")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "fresh_module.py").write_text("answer = 42")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def look():
+        import fresh_module
+
+        return os.environ["LABKIT_TEST_VALUE"], os.getcwd(), fresh_module.answer
+
+    assert labkit.run(look, ranks=2).values == [("7", str(tmp_path), 42)] * 2
+
+
+def test_ranks_see_what_torchrun_would_tell_them():
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK")
+    got = labkit.run(lambda: [os.environ[n] for n in names], ranks=4, nodes=2).values
+    assert got == [["0", "0", "4", "2", "0"], ["1", "1", "4", "2", "0"], ["2", "0", "4", "2", "1"],
+                   ["3", "1", "4", "2", "1"]]  # fmt: skip
+
+
+def test_threads_are_shared_out():
+    """Public fault 62: N processes times all threads."""
+    from labkit.device import cores
+
+    for ranks in (1, 2, 4):
+        threads = labkit.run(lambda: (torch.get_num_threads(), os.environ["OMP_NUM_THREADS"]), ranks=ranks).values
+        expected = max(1, cores() // ranks)
+        assert threads == [(expected, str(expected))] * ranks
+
+
+def test_new_code_on_disk_means_new_ranks(tmp_path, monkeypatch):
+    module = tmp_path / "learners_module.py"
+    module.write_text("def answer(): return 1")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def ask():
+        import learners_module
+
+        return learners_module.answer()
+
+    assert labkit.run(ask, ranks=2).values == [1, 1]
+    pids = labkit.run(programs.pid, ranks=2).values
+    assert labkit.run(programs.pid, ranks=2).values == pids
+    module.write_text(textwrap.dedent("def answer(): return 2  # changed"))
+    os.utime(module, ns=(1, 1))
+    assert labkit.run(ask, ranks=2).values == [2, 2]
+    assert labkit.run(programs.pid, ranks=2).values != pids
+
+
+def test_pools_of_several_sizes_live_side_by_side():
+    pids = {n: labkit.run(programs.pid, ranks=n).values for n in (1, 2, 3)}
+    for n in (1, 2, 3):
+        assert labkit.run(programs.pid, ranks=n).values == pids[n]
+
+
+def test_two_threads_may_run_at_once():
+    results = []
+    threads = [threading.Thread(target=lambda: results.append(labkit.run(programs.total, ranks=2).values))
+               for _ in range(3)]  # fmt: skip
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert results == [[3, 3]] * 3
+
+
+def test_idle_pools_are_given_up(monkeypatch):
+    pids = labkit.run(programs.pid, ranks=2).values
+    monkeypatch.setattr(pools_module, "IDLE_SECONDS", 0.0)
+    pools.reap()
+    assert _all_gone(pids)
+    monkeypatch.undo()
+    monkeypatch.setattr(pools_module, "IDLE_RANKS", 4)
+    old = labkit.run(programs.pid, ranks=3).values
+    labkit.run(programs.pid, ranks=2)
+    assert _all_gone(old), "beyond IDLE_RANKS the longest idle pool goes"
+
+
+def test_ranks_that_died_while_idle_are_replaced():
+    pids = labkit.run(programs.pid, ranks=2).values
+    os.kill(pids[0], 9)
+    time.sleep(0.2)
+    assert labkit.run(programs.total, ranks=2).values == [3, 3]
+
+
+def test_without_recording_nothing_is_noted():
+    run = labkit.run(programs.total, ranks=2, record=False)
+    assert run.values == [3, 3]
+    assert len(run.trace) == 0
+
+
+def test_a_pool_is_taken_by_its_whole_shape():
+    pool = pools.take(Shape(2))
+    try:
+        other = pools.take(Shape(2))
+        assert other is not pool
+        pools.put_back(other)
+    finally:
+        pool.close()
+
+
+def test_cuda_is_refused_where_there_is_none():
+    if torch.cuda.is_available():
+        pytest.skip("this host has CUDA")
+    with pytest.raises(ValueError, match="no GPU was found"):
+        labkit.run(programs.nothing, device="cuda")
+
+
+def _all_gone(pids: list[int]) -> bool:
+    for _ in range(100):
+        with contextlib.suppress(ProcessLookupError):
+            for pid in pids:
+                os.kill(pid, 0)
+                break
+            time.sleep(0.05)
+            continue
+        return True
+    return False

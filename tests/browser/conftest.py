@@ -1,6 +1,6 @@
 """A real JupyterLab, started as a learner starts it, and a real Chromium that looks at it.
 
-The server and the browser are started once; each test gets a fresh page. `Lab` notes what a page must not do:
+The server and the browser are started once a file and gone after it; each test gets a fresh page. `Lab` notes what a page must not do:
 errors on the console, and requests to anybody but this machine.
 """
 
@@ -122,7 +122,7 @@ class Lab:
             self.hosts.add(parts.hostname or "")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chromium() -> str:
     """Chromium's path; where there is none the tests are skipped, or fail where they were asked for."""
     for name in ("chromium", "google-chrome", "chromium-browser"):
@@ -133,7 +133,7 @@ def chromium() -> str:
     pytest.skip("no Chromium on this machine")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser(chromium: str) -> Iterator[Browser]:
     with sync_playwright() as playwright:
         instance = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
@@ -141,7 +141,7 @@ def browser(chromium: str) -> Iterator[Browser]:
         instance.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def server(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """`labkit lab --no-browser` with a home of its own, so that no setting of this user matters."""
     base = tmp_path_factory.mktemp("lab")

@@ -119,7 +119,7 @@ class Trace:
 
         Args:
             rank: A rank of the world.
-            group: Count this group only, by `Event.group`.
+            group: Count this group only: `Event.group`, or its description alone (``"tp"`` for ``"tp {0,1}"``).
             name: Count events of this name only, or events inside a span of this name.
 
         Returns:
@@ -133,7 +133,7 @@ class Trace:
         by_index = {e.index: e for e in mine}
         chosen = [
             e for e in mine
-            if (group is None or e.group == group) and (name is None or _is_named(e, name, by_index))
+            if (group is None or _is_of(e, group)) and (name is None or _is_named(e, name, by_index))
         ]  # fmt: skip
         if any(e.kind == "collective" for e in chosen):
             return None
@@ -192,6 +192,10 @@ class Trace:
     def _check_rank(self, rank: int) -> None:
         if rank not in range(self.ranks):
             raise ValueError(f"rank {rank!r} is not in this trace: expected 0 to {self.ranks - 1}")
+
+
+def _is_of(event: Event, group: str) -> bool:
+    return event.group == group or event.group.startswith(group + " {")
 
 
 def _is_named(event: Event | None, name: str, by_index: dict[int, Event]) -> bool:

@@ -50,11 +50,26 @@ def join(
 
     if BACKEND not in dist.Backend.backend_list:
         dist.Backend.register_backend(BACKEND, lambda *a: _creator[0](*a), extended_api=True, devices=["cpu", "cuda"])
+        _record_every_backend()
     _creator[:] = [create]
     dist.init_process_group(BACKEND, store=store, rank=rank, world_size=size, timeout=limit)
 
 
 _creator: list[Any] = []
+
+
+def _record_every_backend() -> None:
+    """A group made with a backend's name (`new_group(backend="gloo")`) is recorded like any other.
+
+    Torch has no hook for that, so its one maker of groups is given our backend's name instead. The devices are served
+    by the same backends either way.
+    """
+    make = c10d._new_process_group_helper
+
+    def recorded(size: int, rank: int, members: Any, backend: Any, *args: Any, **kwargs: Any) -> Any:
+        return make(size, rank, members, dist.Backend(BACKEND), *args, **kwargs)
+
+    c10d._new_process_group_helper = recorded
 
 
 def _bare(plan: str) -> str:

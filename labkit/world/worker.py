@@ -111,6 +111,8 @@ def call(load: Callable[[], tuple], rank: int, seed: int, zero: float, journal: 
         report.value = pack_value(fn(*args, **kwargs))
         device.synchronize()
     except BaseException as error:  # SystemExit too: a rank never ends on its own
+        if "initialize the default process group twice" in str(error):
+            error.add_note("labkit.run has done it: leave out init_process_group, or ask dist.is_initialized() first")
         report.raised = describe(error)
     if journal is not None:
         report.events = recorder.stop(zero, journal.clock.seconds)

@@ -289,3 +289,12 @@ def torch_pipeline():
     first, last = rank() == 0, rank() == size() - 1
     schedule.step(*([torch.ones(8, 4)] if first else []), **({"target": torch.ones(8, 4), "losses": losses} if last else {}))
     return len(losses)
+
+
+def both_receive_in_pairs():
+    """All receive first, in a circle."""
+    dist.recv(torch.ones(1), src=(rank() + 1) % size())
+
+
+def state_of_world():
+    return [rank(), size(), len(dist.distributed_c10d._world.pg_map)]

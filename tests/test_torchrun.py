@@ -1,0 +1,116 @@
+"""labkit.run under a real torchrun: nothing is started, and the same program gives the same answers."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+def torchrun(tmp_path, program: str, ranks: int, limit: float = 60) -> subprocess.CompletedProcess:
+    script = tmp_path / "program.py"
+    script.write_text(textwrap.dedent(program))
+    path = os.pathsep.join([ROOT, os.path.join(ROOT, "tests")])
+    return subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), str(script)],
+        capture_output=True, text=True, timeout=limit, env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        check=False,
+    )  # fmt: skip
+
+
+def told(tmp_path) -> dict[int, list]:
+    """What each rank told, a JSON line a time, in a file of its own: ranks share one standard output."""
+    return {int(f.stem): [json.loads(line) for line in f.read_text().splitlines()] for f in tmp_path.glob("*.told")}
+
+
+TELL = """
+    import json, os
+    import labkit, programs
+
+    def tell(*what):
+        with open(os.path.join(os.path.dirname(__file__), os.environ["RANK"] + ".told"), "a") as file:
+            file.write(json.dumps(what) + "\\n")
+"""
+PROGRAM = TELL + """
+
+    def attempt(fn, *args, **options):
+        try:
+            run = labkit.run(fn, *args, ranks=int(os.environ["WORLD_SIZE"]), **options)
+            tell(fn.__name__, run.values, run.leftovers)
+        except labkit.RunFailed as failure:
+            tell(fn.__name__, type(failure).__name__, failure.ranks)
+
+    run = labkit.run(programs.pass_round, ranks=3)
+    tell(run.values, len(run.trace.messages()), all(m.recv.end >= m.send.start for m in run.trace.messages()))
+    attempt(programs.both_receive_in_pairs, timeout=1)
+    attempt(programs.total)
+    attempt(programs.raise_on, 1)
+    attempt(programs.total)
+    attempt(programs.different_sizes, 1)
+    attempt(programs.lonely_isend)
+    attempt(programs.skip_one, 1, timeout=1)
+    attempt(programs.state_of_world)
+    try:
+        labkit.run(programs.total, ranks=4)
+    except ValueError as error:
+        tell(str(error))
+"""
+
+
+def test_the_same_answers_on_every_rank(tmp_path):
+    done = torchrun(tmp_path, PROGRAM, 3)
+    assert done.returncode == 0, done.stderr[-3000:]
+    by_rank = told(tmp_path)
+    assert by_rank[0] == by_rank[1] == by_rank[2]
+    assert by_rank[0] == [
+        [[2, 0, 1], 3, True],
+        ["both_receive_in_pairs", "RunTimeout", [0, 1, 2]],
+        ["total", [6, 6, 6], []],
+        ["raise_on", "RankError", [1]],
+        ["total", [6, 6, 6], []],
+        ["different_sizes", "Disagreement", [0, 1, 2]],
+        ["lonely_isend", [None] * 3, by_rank[0][6][2]],
+        ["skip_one", "Disagreement", [0, 1, 2]],
+        ["state_of_world", [[r, 3, 1] for r in range(3)], []],
+        ["ranks=4, but torchrun started WORLD_SIZE=3 ranks: make them equal"],
+    ]
+    assert by_rank[0][6][2][0].startswith("rank 0 sent 1 message to rank 1 that nobody received")
+    assert done.stdout.count("labkit: rank 0 sent") == 1, "rank 0 shows it, once"
+
+
+def test_output_is_kept_and_goes_on_to_torchruns_own(tmp_path):
+    program = TELL + """
+    def hello():
+        print("hello from", os.environ["RANK"])
+    tell(labkit.run(hello, ranks=2).output)
+    """
+    done = torchrun(tmp_path, program, 2)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert told(tmp_path) == {r: [[["hello from 0\n", "hello from 1\n"]]] for r in range(2)}
+    assert done.stdout.count("hello from 0\n") == 1
+
+
+def test_a_rank_that_nothing_can_reach_ends_the_job_with_its_table(tmp_path, monkeypatch):
+    program = """
+        import labkit, programs
+        from labkit.world import torchrun
+        torchrun.PATIENCE = 0.5
+        labkit.run(programs.loop_for_ever, 1, ranks=2, timeout=0.5)
+    """
+    done = torchrun(tmp_path, program, 2)
+    assert done.returncode != 0
+    assert "labkit: rank 1 is ended" in done.stderr
+    assert "while rank() == who" in done.stderr
+
+
+@pytest.mark.parametrize("ranks", [1])
+def test_one_rank_is_no_special_program(tmp_path, ranks):
+    done = torchrun(tmp_path, "import labkit, programs; print(labkit.run(programs.total, ranks=1).values)", ranks)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "[1.0]" in done.stdout

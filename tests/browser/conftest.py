@@ -62,8 +62,8 @@ class Server:
     work: Path
 
     def address(self, notebook: str) -> str:
-        base, _, token = self.url.partition("/lab")
-        return f"{base}/lab/tree/{notebook}{token}"
+        parts = urlsplit(self.url)
+        return f"{parts.scheme}://{parts.netloc}/lab/tree/{notebook}?{parts.query}"
 
 
 @dataclass

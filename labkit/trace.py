@@ -203,7 +203,7 @@ def _is_named(event: Event | None, name: str, by_index: dict[int, Event]) -> boo
     while event is not None:
         if event.name == name:
             return True
-        event = None if event.parent is None else by_index.get(event.parent)
+        event = by_index.get(event.parent) if event.parent is not None else None
     return False
 
 
@@ -213,7 +213,9 @@ class Open:
     __slots__ = ("after", "end", "fields", "index", "start")
 
     def __init__(self, index: int, start: Any, fields: dict[str, Any]) -> None:
-        self.index, self.start, self.end, self.after, self.fields = index, start, None, None, fields
+        self.index, self.start, self.fields = index, start, fields
+        self.end: Any = None
+        self.after: Any = None
 
 
 class Recorder:

@@ -287,7 +287,8 @@ def torch_pipeline():
     schedule = Schedule1F1B(stage, 4, loss_fn=lambda y, t: (y - t).pow(2).mean())
     losses = []
     first, last = rank() == 0, rank() == size() - 1
-    schedule.step(*([torch.ones(8, 4)] if first else []), **({"target": torch.ones(8, 4), "losses": losses} if last else {}))
+    x = torch.ones(8, 4)
+    schedule.step(*([x] if first else []), **({"target": x, "losses": losses} if last else {}))
     return len(losses)
 
 

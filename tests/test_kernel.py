@@ -121,7 +121,7 @@ def test_output_is_live_in_a_notebook_and_in_rank_order_at_the_end():
 def test_errors_show_the_cells_own_line_and_no_path():
     with kernel() as k:
         k.run(SETUP)
-        cell = "import torch.distributed as dist\ndef work():\n    x = 1\n    raise ValueError('boom')\nlabkit.run(work, ranks=2)"
+        cell = "import torch\ndef work():\n    x = 1\n    raise ValueError('boom')\nlabkit.run(work, ranks=2)"
         with pytest.raises(KernelError) as caught:
             k.run(cell)
         assert str(caught.value) == (
@@ -134,8 +134,7 @@ def test_cuda_in_the_kernel_does_not_reach_the_ranks():
     with kernel() as k:
         k.run(SETUP + ", torch")
         k.run("torch.ones(1000, 1000) @ torch.ones(1000, 1000)")  # OpenMP threads in the kernel: a fork would hang
-        code = "def multiply():\n    import torch\n    return (torch.ones(500, 500) @ torch.ones(500, 500))[0, 0].item()"
-        k.run(code)
+        k.run("def multiply():\n    ones = torch.ones(500, 500)\n    return (ones @ ones)[0, 0].item()")
         assert k.run("labkit.run(multiply, ranks=2, timeout=20).values") == "[500.0, 500.0]"
         parents = k.run("print(labkit.run(os.getppid, ranks=2).values)")
         assert str(k.pid) not in parents

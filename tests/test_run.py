@@ -40,7 +40,8 @@ def test_tensors_come_back_whole_and_small():
         leaf = torch.ones(2, requires_grad=True)
         return {
             "view": large[3:5], "graph": leaf * 2, "parameter": torch.nn.Parameter(torch.ones(1)),
-            "bfloat16": torch.tensor([1.5], dtype=torch.bfloat16), "scalar": torch.tensor(7), "empty": torch.empty(0, 3),
+            "bfloat16": torch.tensor([1.5], dtype=torch.bfloat16), "scalar": torch.tensor(7),
+            "empty": torch.empty(0, 3),
             "bool": torch.tensor([True, False]), "complex": torch.tensor([1 + 2j]), "sparse": torch.eye(2).to_sparse(),
         }  # fmt: skip
 
@@ -135,9 +136,9 @@ def test_what_cannot_travel_is_named():
 
     with pytest.raises(TypeError, match="'lock', which uses_lock uses"):
         labkit.run(uses_lock, ranks=1)
-    with pytest.raises(TypeError, match="argument 1 .*generator"):
+    with pytest.raises(TypeError, match=r"argument 1 .*generator"):
         labkit.run(print, 1, (i for i in "ab"), ranks=1)
-    with pytest.raises(labkit.RankError, match="return value .*generator"):
+    with pytest.raises(labkit.RankError, match=r"return value .*generator"):
         labkit.run(lambda: (i for i in "ab"), ranks=1)
 
 

@@ -106,7 +106,7 @@ def test_a_program_that_starts_the_process_group_itself_is_told_what_to_do():
 
         dist.init_process_group("gloo")
 
-    with pytest.raises(labkit.RankError, match="labkit.run has done it"):
+    with pytest.raises(labkit.RankError, match=r"labkit\.run has done it"):
         labkit.run(torchrun_style, ranks=2)
 
 

@@ -37,7 +37,9 @@ TELL = """
         with open(os.path.join(os.path.dirname(__file__), os.environ["RANK"] + ".told"), "a") as file:
             file.write(json.dumps(what) + "\\n")
 """
-PROGRAM = TELL + """
+PROGRAM = (
+    TELL
+    + """
 
     def attempt(fn, *args, **options):
         try:
@@ -61,6 +63,7 @@ PROGRAM = TELL + """
     except ValueError as error:
         tell(str(error))
 """
+)
 
 
 def test_the_same_answers_on_every_rank(tmp_path):
@@ -85,11 +88,14 @@ def test_the_same_answers_on_every_rank(tmp_path):
 
 
 def test_output_is_kept_and_goes_on_to_torchruns_own(tmp_path):
-    program = TELL + """
+    program = (
+        TELL
+        + """
     def hello():
         print("hello from", os.environ["RANK"])
     tell(labkit.run(hello, ranks=2).output)
     """
+    )
     done = torchrun(tmp_path, program, 2)
     assert done.returncode == 0, done.stderr[-3000:]
     assert told(tmp_path) == {r: [[["hello from 0\n", "hello from 1\n"]]] for r in range(2)}

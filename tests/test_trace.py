@@ -75,7 +75,14 @@ def test_nothing_is_recorded_outside_a_run():
 
 def test_labels_nest_and_end_with_an_exception():
     recorder = Recorder()
-    with recorder.label(a=1, b=1), pytest.raises(KeyError), recorder.label(b=2):
-        assert recorder.labels() == {"a": 1, "b": 2}
-        raise KeyError
+
+    def fail():
+        with recorder.label(b=2):
+            assert recorder.labels() == {"a": 1, "b": 2}
+            raise KeyError
+
+    with recorder.label(a=1, b=1):
+        with pytest.raises(KeyError):
+            fail()
+        assert recorder.labels() == {"a": 1, "b": 1}
     assert recorder.labels() == {}

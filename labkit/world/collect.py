@@ -15,7 +15,7 @@ from labkit.world.compare import compare_ledgers, find_disagreement, leftovers
 from labkit.world.failure import RunFailed, RunInterrupted, is_connection_error
 from labkit.world.output import Output
 from labkit.world.pool import Pool
-from labkit.world.stuck import rows, table_text, timed_out
+from labkit.world.stuck import rows, seen_in_table, table_text, timed_out
 from labkit.world.transport import unpack
 
 #: After the first failure, how long the other ranks may take to show theirs: the first to be heard of is often not
@@ -177,7 +177,7 @@ class _Watch:
         """A line a rank. The probe asks ranks that are in no operation where they are."""
         table = rows(operations, self._returned(), set(self._raised()), {}, now())
         places = {row.rank: self.pool.members[row.rank].where(0.3) for row in table if row.state == "running"}
-        return [replace(r, place=tuple(places[r.rank])) if places.get(r.rank) else r for r in table]
+        return [replace(r, place=places[r.rank]) if places.get(r.rank) else r for r in table]
 
     def _exits(self) -> dict[int, int]:
         found = {r: m.exit_status() for r, m in enumerate(self.pool.members) if r not in self.reports}
@@ -192,7 +192,11 @@ class _Watch:
     # What came back
 
     def trace(self) -> Trace:
-        return Trace([e for p in self.reports.values() for e in p.events], self.world)
+        """The events of the ranks that reported, and what the operation table knows of the others."""
+        events = [e for p in self.reports.values() for e in p.events]
+        for rank in set(range(self.world)) - self.reports.keys():
+            events += seen_in_table(self.pool.table.read(rank), self.pool.zero)
+        return Trace(events, self.world)
 
     def done(self) -> Done:
         reports = [self.reports[r] for r in range(self.world)]

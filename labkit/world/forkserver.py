@@ -39,7 +39,7 @@ def watch_process(pid: int) -> int | None:
     """
     if hasattr(os, "pidfd_open"):
         return os.pidfd_open(pid)
-    if hasattr(select, "kqueue"):  # macOS: a kqueue is itself a file that select can wait for
+    if sys.platform == "darwin":  # macOS: a kqueue is itself a file that select can wait for
         queue = select.kqueue()
         event = select.kevent(pid, select.KQ_FILTER_PROC, select.KQ_EV_ADD, select.KQ_NOTE_EXIT)
         queue.control([event], 0)
@@ -130,8 +130,8 @@ class Server:
                     os.close(fd)
             os.dup2(fds[1], 1)
             os.dup2(fds[1], 2)
-            sys.stdout.reconfigure(line_buffering=True)
-            sys.stderr.reconfigure(line_buffering=True)
+            for stream in (sys.stdout, sys.stderr):
+                stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
             os.environ.clear()
             os.environ.update(spec["environ"])
             sys.path[:] = spec["path"]

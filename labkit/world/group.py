@@ -132,7 +132,7 @@ class RecordingGroup(dist.ProcessGroup):
         self, transport: dist.ProcessGroup, backends: dict[str, tuple[Any, Any]], rank: int, size: int,
         members: list[int] | None, journal: Journal, copies: int = 1,
     ) -> None:  # fmt: skip
-        super().__init__(rank, size)
+        super().__init__(rank, size)  # type: ignore[call-arg]  # the stub lacks this overload
         self.transport, self.members, self.journal, self.copies = transport, members, journal, copies
         self.nccl = any(kind == dist.ProcessGroup.BackendType.NCCL for kind, _ in backends.values())
         # Registered here as well, for code that asks a group for its backend (FSDP2, coalescing).
@@ -251,7 +251,7 @@ def _reduction(name: str, options: Any, args: tuple, kwargs: dict[str, Any]) -> 
     """The reduction's name, such as ``"sum"``; ``None`` where nothing is reduced."""
     if "reduce" not in name:
         return None
-    op = getattr(options, "reduceOp", None)
+    op: Any = getattr(options, "reduceOp", None)
     if op is None:  # the overloads that take the operation itself, as an argument or by default
         given = [*args, *kwargs.values()]
         op = next((a for a in given if isinstance(a, (dist.ReduceOp, dist.ReduceOp.RedOpType))), dist.ReduceOp.SUM)

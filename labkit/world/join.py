@@ -34,6 +34,7 @@ def join(
     if journal is None:
         dist.init_process_group(_bare(plan), store=store, rank=rank, world_size=size, timeout=limit)
         return
+
     def create(options: Any, _: Any) -> RecordingGroup:
         members = list(options.global_ranks_in_group) or None
         copies = journal.another_group(members)
@@ -69,7 +70,7 @@ def _record_every_backend() -> None:
     def recorded(size: int, rank: int, members: Any, backend: Any, *args: Any, **kwargs: Any) -> Any:
         return make(size, rank, members, dist.Backend(BACKEND), *args, **kwargs)
 
-    c10d._new_process_group_helper = recorded
+    c10d._new_process_group_helper = recorded  # type: ignore[assignment]
 
 
 def _bare(plan: str) -> str:
@@ -81,7 +82,7 @@ def _transport(options: Any, plan: str, loopback: bool) -> tuple[dist.ProcessGro
     place = (options.store, options.group_rank, options.group_size)
     kinds = dist.ProcessGroup.BackendType
     gloo = (kinds.GLOO, c10d.ProcessGroupGloo(*place, _gloo_options(options, loopback)))
-    backends = {"cpu": gloo}
+    backends: dict[str, tuple[Any, Any]] = {"cpu": gloo}
     if plan == "shared":
         backends["cuda"] = gloo
     elif plan == "nccl":
@@ -98,7 +99,7 @@ def _transport(options: Any, plan: str, loopback: bool) -> tuple[dist.ProcessGro
 
 
 def _gloo_options(options: Any, loopback: bool) -> Any:
-    gloo = c10d.ProcessGroupGloo._Options()
+    gloo = c10d.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     gloo._timeout = options.timeout
     gloo._devices = [_gloo_device(loopback)]
     return gloo

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from labkit.device import Clock
-from labkit.trace import Open, recorder
+from labkit.trace import Open, now, recorder
 from labkit.world.place import learners_line, shown_place
 from labkit.world.table import DONE, FAILED, STARTED, WAITING, Operation, OperationTable, Signature, chained
 
@@ -87,7 +87,7 @@ class Journal:
         with self._lock:
             self.number += 1
             operation = Operation(signature, group, members, peer=peer, tag=tag, place=place, number=self.number,
-                                  since=self.clock.stamp(False), rank=self.rank)  # fmt: skip
+                                  since=now(), rank=self.rank)  # fmt: skip
             if collective:
                 count, chain = self._chains[group]
                 operation.sequence, operation.chain = count + 1, chained(chain, signature)
@@ -106,7 +106,9 @@ class Journal:
                 raise RanksDisagree(f"another rank is in a different collective {operation.sequence} of {group}")
         return entry
 
-    def message(self, direction: str, signature: Signature, group: str, members: list[int] | None, **more: Any) -> Entry:
+    def message(
+        self, direction: str, signature: Signature, group: str, members: list[int] | None, **more: Any
+    ) -> Entry:
         """Note a send or a receive; `more` is what `enter` takes."""
         entry = self.enter(direction, signature, group, members, collective=False, **more)
         if more["peer"] is not None:
@@ -141,7 +143,7 @@ class Journal:
             recorder.finish(entry.event, self.clock.stamp(entry.on_device))
 
     def failed(self, entry: Entry) -> None:
-        if self.deadline is None or self.clock.stamp(False) < self.deadline:  # else it was the wait that went on too long
+        if self.deadline is None or now() < self.deadline:  # else nothing failed, it only waited too long
             self._set(entry, FAILED)
 
     def _set(self, entry: Entry, state: int) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from labkit import device as devices
-from labkit.trace import Trace, now
+from labkit.trace import Trace
 from labkit.world.collect import Done, collect
 from labkit.world.pool import Pool, Shape, pools
 from labkit.world.server import StartError
@@ -131,7 +131,7 @@ def _started(shape: Shape, order: dict[str, Any]) -> Pool:
     for _ in range(3):
         pool = pools.take(shape)
         try:
-            pool.start({**order, "zero": now()})
+            pool.start(order)
         except BaseException as error:
             pool.close()
             if not isinstance(error, ConnectionError):  # that one: ranks that were ended while they idled

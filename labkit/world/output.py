@@ -74,7 +74,8 @@ def _shortened(lines: list[str]) -> list[str]:
     if len(lines) <= SHOWN_LINES:
         return lines
     half = SHOWN_LINES // 2
-    return [*lines[:half], f"… {len(lines) - 2 * half:,} lines left out; all of them are in run.output …", *lines[-half:]]
+    left_out = f"… {len(lines) - 2 * half:,} lines left out; all of them are in run.output …"
+    return [*lines[:half], left_out, *lines[-half:]]
 
 
 class _NotebookDisplay:

@@ -18,6 +18,8 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from labkit import device
+from labkit.trace import now
+from labkit.world.place import Place
 from labkit.world.server import START_LIMIT, ForkServer, StartError, fork_server
 from labkit.world.table import OperationTable
 
@@ -65,12 +67,13 @@ class Rank:
                 parts.append(part)
         return b"".join(parts)
 
-    def where(self, limit: float) -> list | None:
+    def where(self, limit: float) -> Place | None:
         """File, line and function of the learner's code that the rank is in; ``None`` if it cannot tell."""
         with contextlib.suppress(OSError, ValueError):
             self.probe.sendall(b"?")
             if select.select([self.probe], [], [], limit)[0]:
-                return json.loads(self.probe.recv(65536) or b"null")
+                place = json.loads(self.probe.recv(65536) or b"null")
+                return tuple(place) if place else None
         return None
 
     def close(self) -> None:
@@ -92,6 +95,7 @@ class Pool:
         self.files: dict[str, int] = {}
         self.idle_since = time.monotonic()
         self.closed = False
+        self.zero = now()
         self.members: list[Rank] = []
         try:
             for rank in range(shape.ranks):
@@ -125,9 +129,10 @@ class Pool:
             raise StartError(f"rank {number} {problem} before it joined the others\n{said}".rstrip())
 
     def start(self, order: dict[str, Any]) -> None:
-        """Hand every rank its order."""
+        """Hand every rank its order; the run's time counts from here."""
         self.table.clear()
-        common = {"path": sys.path, "cwd": _cwd(), "seed": 0, **order}
+        self.zero = now()
+        common = {"path": sys.path, "cwd": _cwd(), "seed": 0, "zero": self.zero, **order}
         threads = max(1, device.cores() // self.shape.ranks)
         for rank, member in enumerate(self.members):
             environ = rank_environment(self.shape, rank, threads)
@@ -216,8 +221,8 @@ class Pools:
             self._idle.clear()
 
     def forget(self) -> None:
-        """In a forked child of the kernel: these ranks are the parent's."""
-        self.__init__()
+        """In a forked child of the kernel: the ranks are its parent's."""
+        self._idle, self._lock, self._timer = [], threading.Lock(), None
 
     def _schedule(self) -> None:
         if self._idle and self._timer is None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+
+from labkit.trace import Event
 from labkit.world.failure import Row, RunTimeout
 from labkit.world.place import Place, shown_place, source
 from labkit.world.table import DONE, FAILED, STARTED, WAITING, Operation
@@ -59,9 +62,9 @@ def verdict(table: list[Row], cycle: list[int]) -> str:
     by_rank = {row.rank: row for row in table}
     if cycle:
         links = [f"{a} waits for {b}" for a, b in zip(cycle, [*cycle[1:], cycle[0]], strict=True)]
-        kinds = {by_rank[r].operation.signature.name for r in cycle if by_rank[r].operation}
+        kinds = {o.signature.name for r in cycle if (o := by_rank[r].operation) is not None}
         both = "both" if len(cycle) == 2 else "all"
-        habit = {("recv",): f": {both} receive first", ("send",): f": {both} send first"}.get(tuple(kinds), "")
+        habit = {"recv": f": {both} receive first", "send": f": {both} send first"}.get("+".join(kinds), "")
         return ", ".join(links) + habit
     returned = {row.rank for row in table if row.state == "returned"}
     for row in table:
@@ -107,5 +110,29 @@ def _cells(row: Row) -> tuple[str, str, str, str, str]:
 def _named(o: Operation) -> str:
     if o.is_collective:
         return str(o.signature)
-    way = "to" if o.signature.name == "send" else "from"
-    return f"{o.signature.name}({o.signature.numel:,} × {o.signature.dtype}) {way} {'any' if o.peer is None else o.peer}"
+    way, peer = "to" if o.signature.name == "send" else "from", "any" if o.peer is None else o.peer
+    return f"{o.signature} {way} {peer}"
+
+
+def seen_in_table(operations: list[Operation], zero: float) -> list[Event]:
+    """What is known of a rank that could not report: its last operations, as events. When they ended is not known;
+    one that is done gets no length."""
+    events = []
+    for index, o in enumerate(operations):
+        s, start = o.signature, o.since - zero
+        kind = "collective" if o.is_collective else s.name
+        events.append(Event(
+            kind, s.name, o.rank, start, start if o.state == DONE else None, _bytes(s.numel, s.dtype),
+            s.root if o.is_collective else o.peer, o.group, "comm", index=index, tag=o.tag, dtype=s.dtype,
+            numel=s.numel, op=s.op, line=shown_place(o.place),
+        ))  # fmt: skip
+    return events
+
+
+def _bytes(numel: int | None, dtype: str | None) -> int:
+    """
+    >>> _bytes(10, "float32"), _bytes(10, "bfloat16"), _bytes(10, "bool"), _bytes(None, None)
+    (40, 20, 10, 0)
+    """
+    bits = re.search(r"\d+", dtype or "")
+    return (numel or 0) * (int(bits.group()) // 8 if bits else 1)

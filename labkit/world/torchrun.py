@@ -26,8 +26,8 @@ from labkit.world.blame import blame
 from labkit.world.collect import Done, with_ends
 from labkit.world.compare import compare_ledgers, leftovers
 from labkit.world.failure import RunFailed
-from labkit.world.journal import Journal
 from labkit.world.join import join
+from labkit.world.journal import Journal
 from labkit.world.output import Output
 from labkit.world.place import learners_line
 from labkit.world.stuck import rows, timed_out
@@ -42,7 +42,14 @@ PATIENCE = 5.0
 
 
 def run_as_rank(
-    fn: Callable[..., Any], args: tuple, kwargs: dict[str, Any], *, ranks: int, device: str, timeout: float, record: bool
+    fn: Callable[..., Any],
+    args: tuple,
+    kwargs: dict[str, Any],
+    *,
+    ranks: int,
+    device: str,
+    timeout: float,
+    record: bool,
 ) -> Done:
     """Run `fn` as this process's rank; see `labkit.run`.
 

@@ -91,8 +91,7 @@ def pack_value(value: Any) -> bytes:
         _ToKernel(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
     except Exception as error:
         raise TypeError(
-            f"the return value ({type(value).__name__}) cannot be sent back: {error}. "
-            "Return plain data or tensors"
+            f"the return value ({type(value).__name__}) cannot be sent back: {error}. Return plain data or tensors"
         ) from None
     return buffer.getvalue()
 

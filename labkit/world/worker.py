@@ -29,8 +29,8 @@ import torch.distributed as dist
 from labkit import device
 from labkit.trace import Event, recorder
 from labkit.world.forkserver import watch_process
-from labkit.world.journal import Journal, Ledger
 from labkit.world.join import join
+from labkit.world.journal import Journal, Ledger
 from labkit.world.place import is_installed, learners_line
 from labkit.world.table import OperationTable
 from labkit.world.transport import pack_value, unpack
@@ -85,7 +85,7 @@ def main(spec: dict[str, Any], control: int, probe: int, table: int) -> None:
         report = run_once(order, rank, journal, start)
         report.files = files.new()
         connection.send_bytes(pickle.dumps(report, protocol=pickle.HIGHEST_PROTOCOL))
-        report = None
+        del report  # a run's tensors go before the next
         gc.collect()
 
 

@@ -1,7 +1,7 @@
 """A real JupyterLab, started as a learner starts it, and a real Chromium that looks at it.
 
-The server and the browser are started once a file and gone after it; each test gets a fresh page. `Lab` notes what a page must not do:
-errors on the console, and requests to anybody but this machine.
+The server and the browser are started once a file and gone after it; each test gets a fresh page. `Lab` notes what
+a page must not do: errors on the console, and requests to anybody but this machine.
 """
 
 from __future__ import annotations
@@ -62,8 +62,9 @@ class Server:
     work: Path
 
     def address(self, notebook: str) -> str:
+        """Where a notebook opens alone: `reset` closes the tabs that another test left."""
         parts = urlsplit(self.url)
-        return f"{parts.scheme}://{parts.netloc}/lab/tree/{notebook}?{parts.query}"
+        return f"{parts.scheme}://{parts.netloc}/lab/tree/{notebook}?reset&{parts.query}"
 
 
 @dataclass
@@ -152,6 +153,7 @@ def server(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         new_code_cell("import labkit\nlabkit.__version__", id="version"),
     ]
     nbformat.write(new_notebook(cells=tiny, metadata=METADATA), work / "tiny.ipynb")
+    show_all_cells(base)
     line = [sys.executable, "-m", "labkit.cli", "lab", "--no-browser", "--dir", str(work), "--port", str(free_port())]
     log = base / "server.log"
     with log.open("wb") as output:
@@ -174,6 +176,13 @@ def lab(browser: Browser, server: Server) -> Iterator[Lab]:
     context = browser.new_context(viewport={"width": 1280, "height": 900})
     yield Lab(context.new_page(), server)
     context.close()
+
+
+def show_all_cells(home: Path) -> None:
+    """Keep cells outside the window in the page, where a test can see them; usually JupyterLab takes them out."""
+    settings = home / ".jupyter/lab/user-settings/@jupyterlab/notebook-extension/tracker.jupyterlab-settings"
+    settings.parent.mkdir(parents=True)
+    settings.write_text('{"windowingMode": "none"}')
 
 
 def clean_environment(home: Path) -> dict[str, str]:

@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import importlib
+import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -40,5 +42,16 @@ def __getattr__(name: str) -> Any:
     return value
 
 
+def _start_early() -> None:
+    """In a notebook, begin to load torch for the ranks now, while the set-up cell loads it for the kernel."""
+    if "ipykernel" in sys.modules and not os.environ.keys() & {"LABKIT_RANK", "RANK"}:
+        from labkit.world.server import start_server
+
+        start_server()
+
+
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+_start_early()

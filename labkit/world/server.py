@@ -47,12 +47,24 @@ class ForkServer:
                 pass_fds=[theirs.fileno()], start_new_session=True, env=_server_environment(),
                 stdin=subprocess.DEVNULL, stdout=output, stderr=output,
             )  # fmt: skip
-        try:
-            self._next("ready")
-        except StartError as error:
-            said = log.read_text(errors="replace") if log.exists() else ""
-            self.close()
-            raise StartError(f"the fork server did not start: {error}\n{said}".rstrip()) from None
+        self._log, self._is_ready = log, False
+
+    def ready(self) -> ForkServer:
+        """Wait until the server has imported torch and takes orders.
+
+        Raises:
+            StartError: It did not start; the message holds what it had to say.
+        """
+        if not self._is_ready:
+            try:
+                with self._lock:
+                    self._next("ready")
+            except StartError as error:
+                said = self._log.read_text(errors="replace") if self._log.exists() else ""
+                self.close()
+                raise StartError(f"the fork server did not start: {error}\n{said}".rstrip()) from None
+            self._is_ready = True
+        return self
 
     def is_alive(self) -> bool:
         return self.owner == os.getpid() and self.process.poll() is None
@@ -152,6 +164,11 @@ _server_lock = threading.Lock()
 
 def fork_server() -> ForkServer:
     """This process's fork server, started when first asked for and again if it died."""
+    return start_server().ready()
+
+
+def start_server() -> ForkServer:
+    """Start the fork server, if there is none, and do not wait for it."""
     global _server
     with _server_lock:
         if _server is None or not _server.is_alive():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import itertools
 import json
 import re
 from pathlib import Path
@@ -65,7 +66,7 @@ def test_compared_cells_hold_nothing_that_differs_between_runs(path):
 
 def test_an_ignored_cell_is_followed_by_one_that_is_compared(path):
     all_cells = cells(path)
-    for cell, following in zip(all_cells, all_cells[1:], strict=False):
+    for cell, following in itertools.pairwise(all_cells):
         if "nbval-ignore-output" in cell["metadata"].get("tags", []):
             assert "nbval-ignore-output" not in following["metadata"].get("tags", []), cell["id"]
 

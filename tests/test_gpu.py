@@ -1,0 +1,80 @@
+"""On CUDA: the same programs, NCCL with a GPU a rank, gloo with several ranks a GPU, and events by the GPU's clock."""
+
+from __future__ import annotations
+
+import programs
+import pytest
+import torch
+
+import labkit
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+def on_device_sum():
+    from labkit import device
+
+    t = torch.full((1000,), float(programs.rank() + 1), device=device.current())
+    programs.dist.all_reduce(t)
+    return device.current().type, t[0].item()
+
+
+def on_device_ring():
+    from labkit import device
+
+    me, n = programs.rank(), programs.size()
+    mine, other = (
+        torch.full((5,), me, device=device.current()),
+        torch.zeros(5, dtype=torch.int64, device=device.current()),
+    )
+    requests = programs.dist.batch_isend_irecv([
+        programs.dist.P2POp(programs.dist.isend, mine, (me + 1) % n),
+        programs.dist.P2POp(programs.dist.irecv, other, (me - 1) % n),
+    ])  # fmt: skip
+    for request in requests:
+        request.wait()
+    return other.tolist()
+
+
+def test_one_rank_over_nccl():
+    run = labkit.run(on_device_sum, ranks=1)
+    assert run.values == [("cuda", 1.0)]
+    (event,) = run.trace.events
+    assert 0 <= event.start <= event.end < 60
+
+
+def test_four_ranks_share_a_gpu_over_gloo():
+    ranks = torch.cuda.device_count() + 3
+    assert labkit.run(on_device_sum, ranks=ranks).values == [("cuda", ranks * (ranks + 1) / 2)] * ranks
+    assert labkit.run(on_device_ring, ranks=ranks).values == [[(r - 1) % ranks] * 5 for r in range(ranks)]
+
+
+@pytest.mark.multi_gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_two_ranks_over_nccl():
+    assert labkit.run(on_device_sum, ranks=2).values == [("cuda", 3.0)] * 2
+    assert labkit.run(on_device_ring, ranks=2).values == [[1] * 5, [0] * 5]
+
+
+def test_memory_is_named_as_what_it_is():
+    def hold():
+        from labkit import device
+
+        kept = torch.ones(1 << 20, device=device.current())
+        return device.memory(), kept.nbytes
+
+    figures, nbytes = labkit.run(hold, ranks=1).values[0]
+    assert nbytes <= figures["allocated"] <= figures["reserved"]
+
+
+def test_cuda_in_the_kernel_does_not_reach_the_ranks():
+    """Public fault 58: fork after CUDA was initialised."""
+    torch.ones(1, device="cuda")
+    assert labkit.run(on_device_sum, ranks=1, timeout=60).values == [("cuda", 1.0)]
+
+
+def test_the_host_does_not_see_gpu_memory_where_the_cpu_is_asked_for():
+    assert labkit.run(on_device_sum, ranks=1, device="cpu").values == [("cpu", 1.0)]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
+import sys
 import textwrap
 import threading
 import time
@@ -302,3 +304,10 @@ def _all_gone(pids: list[int]) -> bool:
             continue
         return True
     return False
+
+
+def test_the_kernel_needs_no_torch_to_run_ranks():
+    """The import takes seconds; ranks have theirs from the fork server."""
+    program = "import labkit, sys; print(labkit.run(print, 'hello', ranks=2).values, 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.splitlines()[-1] == "[None, None] False"

@@ -17,7 +17,7 @@ def blame(
     Args:
         operations: The operation table, a list a rank.
         returned: Ranks whose function has returned.
-        raised: Rank → its exception, a `labkit.world.worker.Raised`.
+        raised: Rank → its exception, a `labkit.world.report.Raised`.
         exits: Rank → the wait status of its process, where that ended.
 
     Returns:

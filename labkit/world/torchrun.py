@@ -30,10 +30,11 @@ from labkit.world.join import join
 from labkit.world.journal import Journal
 from labkit.world.output import Output
 from labkit.world.place import learners_line
+from labkit.world.report import Raised, Report
 from labkit.world.stuck import rows, timed_out
 from labkit.world.table import OperationTable
 from labkit.world.transport import unpack
-from labkit.world.worker import Raised, Report, call
+from labkit.world.worker import call
 
 #: How often two hosts' clocks are compared; the quickest answer counts.
 PINGS = 8

@@ -17,7 +17,6 @@ import threading
 import traceback
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -27,40 +26,17 @@ import torch
 import torch.distributed as dist
 
 from labkit import device
-from labkit.trace import Event, recorder
+from labkit.trace import recorder
 from labkit.world.forkserver import watch_process
 from labkit.world.join import join
-from labkit.world.journal import Journal, Ledger
+from labkit.world.journal import Journal
 from labkit.world.place import is_installed, learners_line
+from labkit.world.report import Raised, Report
 from labkit.world.table import OperationTable
 from labkit.world.transport import pack_value, unpack
 
 #: Set in a rank's environment, so that a rank does not start ranks of its own.
 RANK_MARK = "LABKIT_RANK"
-
-
-@dataclass(slots=True)
-class Raised:
-    """An exception of a rank, as plain data: the kernel, which knows the cells' source, writes the traceback."""
-
-    type: str
-    message: str
-    frames: list[tuple[str, int, str]] = field(default_factory=list)
-    cause: Raised | None = None
-    pickled: bytes | None = None
-    notes: list[str] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class Report:
-    """What a rank sends back at the end of a run."""
-
-    value: bytes | None = None
-    raised: Raised | None = None
-    events: list[Event] = field(default_factory=list)
-    ledger: Ledger | None = None
-    files: dict[str, int] = field(default_factory=dict)
-    clean: bool = True
 
 
 def main(spec: dict[str, Any], control: int, probe: int, table: int) -> None:

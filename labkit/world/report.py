@@ -1,0 +1,32 @@
+"""What a rank tells the kernel at the end of a run. Plain data, and no torch: the kernel may do without it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from labkit.trace import Event
+from labkit.world.journal import Ledger
+
+
+@dataclass(slots=True)
+class Raised:
+    """An exception of a rank, as plain data: the kernel, which knows the cells' source, writes the traceback."""
+
+    type: str
+    message: str
+    frames: list[tuple[str, int, str]] = field(default_factory=list)
+    cause: Raised | None = None
+    pickled: bytes | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Report:
+    """What a rank sends back at the end of a run."""
+
+    value: bytes | None = None
+    raised: Raised | None = None
+    events: list[Event] = field(default_factory=list)
+    ledger: Ledger | None = None
+    files: dict[str, int] = field(default_factory=dict)
+    clean: bool = True

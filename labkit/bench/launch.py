@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import labkit
-from labkit.bench.measure import Spread, line, ratio_of_pairs, seconds
+from labkit.bench.measure import PAIRS, Spread, line, seconds
 
 _FIRST_RUN = """
 import json, time
@@ -95,26 +96,27 @@ def idle_memory() -> list[float]:
 
 
 def recording_cost(elements: int) -> Spread:
-    """Time of an all-reduce through the recording group over that through torch's bare gloo."""
+    """Time of an all-reduce through the recording group over that through torch's own group inside it.
 
-    def sample(record: bool) -> Any:
-        return lambda: min(labkit.run(all_reduces, elements, ranks=4, record=record).values)
-
-    sample(True)(), sample(False)()
-    return ratio_of_pairs(sample(True), sample(False))
+    Both in the same ranks over the same connections, in turn: two pools differ by more than what is measured.
+    """
+    return Spread.of(labkit.run(recorded_over_bare, elements, ranks=4).values[0])
 
 
-def all_reduces(elements: int, times: int = 60) -> float:
-    """Median seconds of an all-reduce on this rank."""
-    import time
-
+def recorded_over_bare(elements: int, pairs: int = PAIRS, each: int = 40) -> list[float]:
+    """On a rank: ratios of medians, a pair at a time."""
     import torch
     import torch.distributed as dist
 
-    tensor = torch.ones(elements)
-    taken = []
-    for _ in range(times):
-        start = time.perf_counter()
-        dist.all_reduce(tensor)
-        taken.append(time.perf_counter() - start)
-    return sorted(taken)[times // 2]
+    recording = dist.group.WORLD
+    tensor, options = torch.ones(elements), dist.distributed_c10d.AllreduceOptions()
+    options.asyncOp = False
+    taken: dict[Any, list[float]] = {}
+    ratios = []
+    for _ in range(pairs):
+        for group in (recording, recording.transport):
+            taken[group] = []
+        for group in (recording, recording.transport) * each:
+            taken[group].append(seconds(lambda group=group: group.allreduce([tensor], options).wait()))
+        ratios.append(statistics.median(taken[recording]) / statistics.median(taken[recording.transport]))
+    return ratios

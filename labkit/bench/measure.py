@@ -39,18 +39,5 @@ def seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def ratio_of_pairs(ours: Callable[[], float], theirs: Callable[[], float], pairs: int = PAIRS) -> Spread:
-    """Measure the two in turn and take the ratio pair by pair: what slows the machine slows both."""
-    ratios = []
-    for number in range(pairs):
-        if number % 2:  # neither is always the second
-            b = theirs()
-            a = ours()
-        else:
-            a, b = ours(), theirs()
-        ratios.append(a / b)
-    return Spread.of(ratios)
-
-
 def line(what: str, value: object, bar: str = "") -> None:
     print(f"{what:<58} {value!s:<28} {bar}".rstrip(), flush=True)

@@ -7,8 +7,9 @@ its C++ reducer, DTensor, FSDP2, pipelining. Only this file would change for ano
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from datetime import timedelta
+from functools import cache
 from typing import Any
 
 import torch
@@ -210,7 +211,7 @@ class RecordingGroup(dist.ProcessGroup):
 
     def _message(self, name: str, tensor: torch.Tensor, peer: int | None, tag: int) -> Entry:
         return self.journal.message(
-            name, Signature(name, _dtype([tensor]), tensor.numel()), self.label, self.members,
+            name, Signature(name, _name(tensor.dtype), tensor.numel()), self.label, self.members,
             nbytes=tensor.nbytes, peer=None if peer is None else self.world_rank(peer), tag=tag,
             on_device=self.nccl and tensor.is_cuda,
         )  # fmt: skip
@@ -242,9 +243,15 @@ for _method in _COLLECTIVES:
         _define(_method)
 
 
-def _dtype(tensors: Iterable[torch.Tensor]) -> str | None:
-    names = sorted({str(t.dtype).removeprefix("torch.") for t in tensors})
-    return "+".join(names) or None
+def _dtype(tensors: list[torch.Tensor]) -> str | None:
+    if len(tensors) == 1:
+        return _name(tensors[0].dtype)
+    return "+".join(sorted({_name(t.dtype) for t in tensors})) or None
+
+
+@cache
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _reduction(name: str, options: Any, args: tuple, kwargs: dict[str, Any]) -> str | None:

@@ -6,6 +6,7 @@ import linecache
 import os
 import re
 import sysconfig
+from functools import cache
 from types import FrameType
 
 Place = tuple[str, int, str]
@@ -15,6 +16,7 @@ _LIBRARIES = tuple({p + os.sep for k, p in sysconfig.get_paths().items() if k in
 _CELL = re.compile(r"ipykernel_|<ipython-input|ipython_edit_")
 
 
+@cache
 def is_library(filename: str) -> bool:
     """Whether a file belongs to Python, an installed package or labkit, and not to the learner."""
     if filename.startswith("<") and not filename.startswith("<ipython-input"):
@@ -41,6 +43,7 @@ def learners_line(frame: FrameType | None) -> Place | None:
     return None
 
 
+@cache
 def shown_place(place: Place | None) -> str | None:
     """``"line 4"`` for a notebook cell, ``"model.py:12"`` for a file: no path, no process number."""
     if place is None:

@@ -14,6 +14,7 @@ import struct
 import tempfile
 import zlib
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 KEEP = 32
 RECORD = 384
@@ -71,7 +72,12 @@ class Operation:
 
 def chained(chain: int, signature: Signature) -> int:
     """A running checksum of a group's operations: equal means that all earlier ones were equal as well."""
-    return zlib.crc32(repr(signature).encode(), chain)
+    return zlib.crc32(_encoded(signature), chain)
+
+
+@lru_cache(maxsize=4096)  # a training loop repeats itself
+def _encoded(signature: Signature) -> bytes:
+    return repr(signature).encode()
 
 
 class OperationTable:
@@ -98,7 +104,9 @@ class OperationTable:
 
     def write(self, rank: int, operation: Operation) -> None:
         """Put a record into `rank`'s ring, at the place of its number."""
-        text = _packed(operation)
+        o = operation
+        members = None if o.members is None else tuple(o.members)
+        text = _packed(o.signature, o.group, members, o.peer, o.tag, o.place)
         at = self._offset(rank, operation.number)
         version = struct.unpack_from("<I", self.map, at)[0]
         struct.pack_into("<I", self.map, at, version + 1 | 1)
@@ -154,21 +162,29 @@ class OperationTable:
         return rank * _SLOT
 
 
+@lru_cache(maxsize=4096)
 def _hash(group: str) -> int:
     return zlib.crc32(group.encode())
 
 
-def _packed(o: Operation) -> bytes:
+@lru_cache(maxsize=4096)
+def _packed(
+    s: Signature,
+    group: str,
+    members: tuple[int, ...] | None,
+    peer: int | None,
+    tag: int,
+    place: tuple[str, int, str] | None,
+) -> bytes:
     """The record's text, shortened until it fits: first the path, then the members."""
-    s = o.signature
-    fields = [s.name, s.dtype, s.numel, s.op, s.root, o.group[:60], o.members, o.peer, o.tag, o.place]
+    fields: list = [s.name, s.dtype, s.numel, s.op, s.root, group[:60], members, peer, tag, place]
     room = RECORD - _HEAD.size
     text = json.dumps(fields, separators=(",", ":")).encode()
-    if len(text) > room and o.place:
-        fields[9] = ("…" + o.place[0][-60:], o.place[1], o.place[2][:40])
+    if len(text) > room and place:
+        fields[9] = ("…" + place[0][-60:], place[1], place[2][:40])
         text = json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode()
     if len(text) > room:
-        fields[5], fields[6], fields[9] = o.group[:20], None, None
+        fields[5], fields[6], fields[9] = group[:20], None, None
         text = json.dumps(fields, separators=(",", ":")).encode()
     return text[:room]
 

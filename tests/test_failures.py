@@ -222,3 +222,24 @@ def test_a_failed_rank_that_prints_without_end_is_stopped():
             print("x" * 1000)
 
     failure_of(flood, ranks=2, timeout=0.5, kind=labkit.RunTimeout)
+
+
+def test_a_killed_fork_server_takes_its_ranks_along_and_is_replaced():
+    import os
+
+    from kernels import ranks_of, wait_until
+
+    from labkit.world.server import fork_server
+
+    labkit.run(programs.nothing, ranks=2)
+    server = fork_server().process
+
+    def kill_the_server(pid):
+        if programs.rank() == 0:
+            os.kill(pid, 9)
+        time.sleep(60)
+
+    with pytest.raises(labkit.RunFailed, match="the fork server, from which all ranks descend, was ended"):
+        labkit.run(kill_the_server, server.pid, ranks=2)
+    assert wait_until(lambda: not ranks_of(os.getpid()), 2)
+    assert labkit.run(programs.total, ranks=2).values == [3, 3]

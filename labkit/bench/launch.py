@@ -108,15 +108,20 @@ def recorded_over_bare(elements: int, pairs: int = PAIRS, each: int = 40) -> lis
     import torch
     import torch.distributed as dist
 
-    recording = dist.group.WORLD
+    recording: Any = dist.group.WORLD
+    bare = recording.transport
     tensor, options = torch.ones(elements), dist.distributed_c10d.AllreduceOptions()
     options.asyncOp = False
-    taken: dict[Any, list[float]] = {}
+
+    def time_one(group: Any, taken: list[float]) -> None:
+        taken.append(seconds(lambda: group.allreduce([tensor], options).wait()))
+
     ratios = []
     for _ in range(pairs):
-        for group in (recording, recording.transport):
-            taken[group] = []
-        for group in (recording, recording.transport) * each:
-            taken[group].append(seconds(lambda group=group: group.allreduce([tensor], options).wait()))
-        ratios.append(statistics.median(taken[recording]) / statistics.median(taken[recording.transport]))
+        ours: list[float] = []
+        theirs: list[float] = []
+        for _ in range(each):
+            time_one(recording, ours)
+            time_one(bare, theirs)
+        ratios.append(statistics.median(ours) / statistics.median(theirs))
     return ratios

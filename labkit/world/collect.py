@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import pickle
-import select
 import time
 from dataclasses import dataclass, field, replace
+from multiprocessing.connection import wait
 from typing import Any
 
 from labkit.trace import Event, Trace, now
 from labkit.world.blame import blame
 from labkit.world.compare import compare_ledgers, find_disagreement, leftovers
-from labkit.world.failure import RunFailed, RunInterrupted, is_connection_error
+from labkit.world.failure import RankError, RunFailed, RunInterrupted, is_connection_error
 from labkit.world.output import Output
 from labkit.world.pool import Pool
 from labkit.world.stuck import rows, seen_in_table, table_text, timed_out
@@ -76,14 +76,13 @@ class _Watch:
         exits = self.pool.server.socket.fileno()
         while len(self.reports) < self.world:
             waited = [f for f, r in channels.items() if r not in self.reports and r not in self.hung_up]
-            ready = select.select([*waited, *outputs, exits], [], [], self._pause())[0]
-            for fd in ready:
+            server = [exits] if self.pool.server.is_alive() else []
+            for fd in wait([*waited, *outputs, *server], self._pause()):
                 if fd in channels:
                     self._hear(channels[fd])
                 elif fd in outputs and not self._print(outputs[fd]):
                     del outputs[fd]
-            if exits in ready:
-                self.pool.server.poll()
+            self.pool.server.poll()
             self.output.refresh()
             self._judge()
         self._drain()
@@ -101,7 +100,7 @@ class _Watch:
     def _hear(self, rank: int) -> None:
         try:
             self.reports[rank] = pickle.loads(self.pool.members[rank].connection.recv_bytes())
-        except (EOFError, ConnectionError):
+        except (EOFError, OSError):
             self.hung_up.add(rank)
         else:
             self.pool.files.update(self.reports[rank].files)
@@ -144,6 +143,8 @@ class _Watch:
     def _blame(self) -> None:
         self._drain()
         operations = self._operations()
+        if not self.pool.server.is_alive():
+            raise RunFailed("the fork server, from which all ranks descend, was ended; the next run starts another", [])
         # A channel that is closed although the process lives counts as an exit: something closed descriptors.
         exits = self._exits() or dict.fromkeys(self.hung_up, 0)
         failure = blame(operations, self._returned(), self._raised(), exits)
@@ -204,9 +205,19 @@ class _Watch:
         output = self.output.finish()
         for sentence in left:
             print(f"labkit: {sentence}")
-        values = [unpack(p.value) for p in reports]
+        values = [self._value(rank) for rank in range(self.world)]
         clean = not left and all(p.clean for p in reports)
         return Done(values, output, with_ends(self.trace()), left, clean)
+
+    def _value(self, rank: int) -> Any:
+        try:
+            return unpack(self.reports[rank].value)
+        except Exception as error:
+            raise RankError(
+                f"rank {rank}'s return value cannot be rebuilt in this process: {type(error).__name__}: {error}. "
+                "Return plain data or tensors",
+                [rank],
+            ) from error
 
 
 def with_ends(trace: Trace) -> Trace:

@@ -80,6 +80,9 @@ class RunTimeout(RunFailed, TimeoutError):
 class RunInterrupted(KeyboardInterrupt):
     """The learner pressed stop; the message says where the ranks were."""
 
+    def _render_traceback_(self) -> list[str]:
+        return [f"{type(self).__name__}: {self}"]
+
 
 @dataclass(frozen=True, slots=True)
 class Row:

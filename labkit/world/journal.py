@@ -11,7 +11,7 @@ import sys
 import threading
 import weakref
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from labkit.device import Clock
@@ -22,17 +22,11 @@ from labkit.world.table import DONE, FAILED, STARTED, WAITING, Operation, Operat
 
 @dataclass(slots=True)
 class Ledger:
-    """What one rank did, in numbers that must match those of the other ranks. Plain data.
-
-    `collectives`: group → (how many, checksum over them). `messages`: (group, from, to, tag, "send" | "recv") →
-    (how many, checksum of types and sizes). `unwaited`: operations started and never waited for.
-    """
+    """What one rank's groups were asked to do in a run: all of it, and what was started and never waited for."""
 
     rank: int
-    collectives: dict[str, tuple[int, int]] = field(default_factory=dict)
-    messages: dict[tuple[str, int | None, int | None, int, str], tuple[int, int]] = field(default_factory=dict)
-    unwaited: list[Operation] = field(default_factory=list)
-    history: list[Operation] = field(default_factory=list)
+    history: list[Operation]
+    unwaited: list[Operation]
 
 
 class RanksDisagree(RuntimeError):
@@ -69,7 +63,6 @@ class Journal:
         self.number = 0
         self.entries: list[Entry] = []
         self._chains: dict[str, tuple[int, int]] = defaultdict(lambda: (0, 0))
-        self._messages: dict[tuple, tuple[int, int]] = defaultdict(lambda: (0, 0))
         self._groups: Counter[tuple[int, ...]] = Counter()
 
     def another_group(self, members: list[int] | None) -> int:
@@ -110,27 +103,13 @@ class Journal:
         self, direction: str, signature: Signature, group: str, members: list[int] | None, **more: Any
     ) -> Entry:
         """Note a send or a receive; `more` is what `enter` takes."""
-        entry = self.enter(direction, signature, group, members, collective=False, **more)
-        if more["peer"] is not None:
-            self._count(entry, more["peer"])
-        return entry
+        return self.enter(direction, signature, group, members, collective=False, **more)
 
     def met(self, entry: Entry, source: int) -> None:
         """A receive from anybody has found its sender."""
         entry.operation.peer = source
         if entry.event is not None:
             entry.event.fields["peer"] = source
-        self._count(entry, source)
-
-    def _count(self, entry: Entry, peer: int) -> None:
-        o = entry.operation
-        ends = (self.rank, peer) if o.signature.name == "send" else (peer, self.rank)
-        key = (o.group, *ends, o.tag, o.signature.name)
-        content = Signature("message", o.signature.dtype, o.signature.numel)
-        with self._lock:
-            count, chain = self._messages[key]
-            o.chain = chained(chain, content)
-            self._messages[key] = (count + 1, o.chain)
 
     def waiting(self, entry: Entry) -> None:
         entry.collected = True
@@ -161,8 +140,7 @@ class Journal:
         for entry in self.entries:
             check_not_overwritten(entry)
         unwaited = [e.operation for e in self.entries if _is_left(e)]
-        history = [e.operation for e in self.entries]
-        return Ledger(self.rank, dict(self._chains), dict(self._messages), unwaited, history)
+        return Ledger(self.rank, [e.operation for e in self.entries], unwaited)
 
 
 def _is_left(entry: Entry) -> bool:

@@ -26,6 +26,7 @@ class Output:
         self.display = _live_display()
         self._began = self._shown = time.monotonic()
         self._stale = False
+        self._pause = _REFRESH
 
     def add(self, rank: int, data: bytes) -> None:
         if data:
@@ -35,9 +36,10 @@ class Output:
     def refresh(self) -> None:
         """Show what there is so far, a few times a second and not for a run that is over at once."""
         at = time.monotonic()
-        if self.display and self._stale and at - self._began > _QUIET_START and at - self._shown > _REFRESH:
+        if self.display and self._stale and at - self._began > _QUIET_START and at - self._shown > self._pause:
             self.display.update(self.grouped())
-            self._shown, self._stale = at, False
+            self._shown, self._stale = time.monotonic(), False
+            self._pause = max(_REFRESH, 10 * (self._shown - at))  # much output must not hold up the run
 
     def finish(self) -> list[str]:
         """The last showing, grouped by rank in rank order; returns the text of each rank."""

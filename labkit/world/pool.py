@@ -7,14 +7,13 @@ import itertools
 import json
 import os
 import pickle
-import select
 import socket
 import sys
 import tempfile
 import threading
 import time
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from labkit import device
@@ -71,7 +70,7 @@ class Rank:
         """File, line and function of the learner's code that the rank is in; ``None`` if it cannot tell."""
         with contextlib.suppress(OSError, ValueError):
             self.probe.sendall(b"?")
-            if select.select([self.probe], [], [], limit)[0]:
+            if wait([self.probe], limit):
                 place = json.loads(self.probe.recv(65536) or b"null")
                 return tuple(place) if place else None
         return None

@@ -6,7 +6,6 @@ import atexit
 import contextlib
 import json
 import os
-import select
 import shutil
 import signal
 import socket
@@ -15,6 +14,7 @@ import sys
 import tempfile
 import threading
 import time
+from multiprocessing.connection import wait
 from pathlib import Path
 
 #: Starting ranks has a limit of its own: it is not the learner's time.
@@ -38,6 +38,7 @@ class ForkServer:
         self._lock = threading.RLock()
         self._answers: dict[str, int] = {}
         self._pending = b""
+        self.is_open = True
         self.socket, theirs = socket.socketpair()
         script = Path(__file__).with_name("forkserver.py")
         log = Path(self.directory, "server.log")
@@ -67,7 +68,7 @@ class ForkServer:
         return self
 
     def is_alive(self) -> bool:
-        return self.owner == os.getpid() and self.process.poll() is None
+        return self.owner == os.getpid() and self.is_open and self.process.poll() is None
 
     def spawn(self, spec: dict, fds: list[int]) -> int:
         """Fork one rank; returns its pid. `fds` are control, output, probe and table."""
@@ -86,9 +87,8 @@ class ForkServer:
     def poll(self) -> None:
         """Take note of ranks that ended, in `exits`: pid → wait status."""
         with self._lock:
-            while select.select([self.socket], [], [], 0)[0]:
-                if not self._read():
-                    return
+            while self.is_open and wait([self.socket], 0):
+                self._read()
 
     def wait_gone(self, pids: list[int], limit: float) -> bool:
         """Wait until the server has reaped these ranks."""
@@ -97,7 +97,7 @@ class ForkServer:
             left = end - time.monotonic()
             if left <= 0 or not self.is_alive():
                 return False
-            select.select([self.socket], [], [], left)
+            wait([self.socket], left)
             self.poll()
         return True
 
@@ -117,13 +117,14 @@ class ForkServer:
     def _next(self, key: str) -> int:
         end = time.monotonic() + START_LIMIT
         while key not in self._answers:
-            if not select.select([self.socket], [], [], max(0.0, end - time.monotonic()))[0]:
+            if not wait([self.socket], max(0.0, end - time.monotonic())):
                 raise StartError(f"no answer in {START_LIMIT:.0f} s")
-            if not self._read():
+            self._read()
+            if not self.is_open:
                 raise StartError("it ended")
         return self._answers.pop(key)
 
-    def _read(self) -> bool:
+    def _read(self) -> None:
         try:
             data = self.socket.recv(65536)
         except ConnectionError:
@@ -135,7 +136,7 @@ class ForkServer:
                 self.exits[message["exited"]] = message["status"]
             else:
                 self._answers.update(message)
-        return bool(data)
+        self.is_open = bool(data)
 
 
 def _server_environment() -> dict[str, str]:

@@ -10,14 +10,13 @@ import json
 import os
 import pickle
 import random
-import select
 import socket
 import sys
 import threading
 import traceback
 import warnings
 from collections.abc import Callable
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import cloudpickle
@@ -153,16 +152,17 @@ def describe(error: BaseException) -> Raised:
 
 
 def _watch(kernel: int, probe: int, main_thread: int) -> None:
-    """End this process when the kernel is gone; tell, when asked, at which line the main thread is.
+    """End this process when the kernel or the fork server is gone; tell, when asked, where the main thread is.
 
     A thread, since the main thread may sit in a collective; `os._exit`, since that works even then.
     """
-    end = watch_process(kernel)
+    server = os.getppid()
+    ends = [watch_process(kernel), watch_process(server)]
     asked = socket.socket(fileno=probe)
-    waited = [f for f in (end, probe) if f is not None]
+    waited = [f for f in (*ends, probe) if f is not None]
     while True:
-        ready, _, _ = select.select(waited, [], [], 1.0 if end is None else None)
-        if end in ready or (end is None and os.getppid() == 1):
+        ready = wait(waited, 1.0 if None in ends else None)
+        if any(f in ready for f in ends) or os.getppid() != server:
             os._exit(1)
         if probe in ready:
             if not asked.recv(1):

@@ -124,9 +124,9 @@ class Lanes:
         if scrolls or (p.upright and width > 300):
             strip = (width, p.start - 4) if p.upright else (p.start - 8, height)
             return Drawing(width, height, tuple(parts), (*strip, (self._heads(),)))
-        foot = wrap(self._foot(step), width - 12, p.size)
+        foot = wrap(told, width - 12, p.size) if (told := self._foot(step)) else []
         parts += [text(8, height + 8 + LINE * n, line, p.size, cls="lk-soft") for n, line in enumerate(foot, 1)]
-        return Drawing(width, height + 14 + LINE * len(foot), tuple(parts))
+        return Drawing(width, height + (14 + LINE * len(foot) if foot else 0), tuple(parts))
 
     def _middle(self) -> tuple[float, float]:
         p = self.paper
@@ -167,7 +167,7 @@ class Lanes:
     def _foot(self, step: int | None) -> str:
         upto = self.steps.stop - 1 if step is None else step
         words = []
-        if self.items and isinstance(self.axis, OrderAxis):
+        if len(self.steps) > 1 and isinstance(self.axis, OrderAxis):
             words.append(say("trace.foot", step=f"{upto:,}", steps=f"{self.steps.stop - 1:,}"))
         if self.sent:
             done = sum(i.send.nbytes for i in self.items if i.send and i.first <= upto)
@@ -207,6 +207,9 @@ class Lanes:
         here, peer = item.events[0].rank, item.events[0].peer
         if send and recv:
             ends = (left, p.lane(send.rank)), (right, p.lane(recv.rank))
+        elif recv and peer is not None and peer < self.ranks and isinstance(self.axis, OrderAxis):
+            yield from self._awaited(here, peer, left)
+            return
         else:  # it dangles: a part of the way to the lane that did nothing
             reach = 0 if peer is None else max(-0.44, min(0.44, peer - here)) * p.pitch
             room = left - self.axis.start if recv else self.axis.end - left
@@ -220,6 +223,19 @@ class Lanes:
             yield el("circle", cx=a[0], cy=a[1], r=4) if left >= self.axis.start else ""
         if recv and not flying:
             yield el("circle", cx=b[0], cy=b[1], r=4, class_="lk-recv")
+
+    def _awaited(self, here: int, peer: int, along: float) -> Iterator[str]:
+        """A message that never came, as an arc from the rank that should have sent it: a circle of waiting closes."""
+        p, far = self.paper, abs(peer - here)
+        apart = 5 if peer > here else 0  # two that wait for each other: one arc inside the other
+        bulge = min(along - self.axis.start - 2, 12 + 16 * far + apart) * 4 / 3
+        (x, y), (x2, y2) = p.xy(along - 7, p.lane(peer)), p.xy(along - 6, p.lane(here))
+        (cx, cy), (cx2, cy2) = p.xy(along - bulge, p.lane(peer)), p.xy(along - bulge, p.lane(here))
+        yield el("path", d=f"M{num(x)} {num(y)}C{num(cx)} {num(cy)} {num(cx2)} {num(cy2)} {num(x2)} {num(y2)}",
+                 fill="none")  # fmt: skip
+        yield from arrow(p.xy(along - 16, p.lane(here)), (x2, y2), head=True, gap=0)
+        a, b = p.xy(along, p.lane(here))
+        yield el("circle", cx=a, cy=b, r=4, class_="lk-recv")
 
     def _caption(self, item: Item, flying: bool) -> Iterator[str]:
         """The words of a message: above its start, or on the side that its arrow leaves free."""

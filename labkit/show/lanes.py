@@ -126,7 +126,7 @@ class Lanes:
             return Drawing(width, height, tuple(parts), (*strip, (self._heads(),)))
         foot = wrap(told, width - 12, p.size) if (told := self._foot(step)) else []
         parts += [text(8, height + 8 + LINE * n, line, p.size, cls="lk-soft") for n, line in enumerate(foot, 1)]
-        return Drawing(width, height + (14 + LINE * len(foot) if foot else 0), tuple(parts))
+        return Drawing(width, height + 14 + LINE * len(foot), tuple(parts))
 
     def _middle(self) -> tuple[float, float]:
         p = self.paper

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -120,3 +121,15 @@ def test_one_rank_is_no_special_program(tmp_path, ranks):
     done = torchrun(tmp_path, "import labkit, programs; print(labkit.run(programs.total, ranks=1).values)", ranks)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "[1.0]" in done.stdout
+
+
+@pytest.mark.parametrize("notebook", sorted(Path(ROOT, "notebooks").glob("*.ipynb")), ids=lambda p: p.stem)
+def test_a_notebook_runs_unchanged_as_a_script(tmp_path, notebook):
+    from nbconvert import PythonExporter
+
+    text, _ = PythonExporter().from_filename(str(notebook))
+    done = torchrun(tmp_path, text, 4, limit=120)
+    assert done.returncode == 0, done.stderr[-3000:]
+    if notebook.stem == "00_start":
+        assert done.stdout.count("all receive first") >= 1
+        assert "rank 0 to 3 got [3, 0, 1, 2]" in done.stdout

@@ -117,11 +117,22 @@ def died(rank: int, status: int, last: list[Operation]) -> RankDied:
     during = next((o for o in reversed(last) if o.state == WAITING), None)
     where = f" while in {during.signature}{at(during.place)}" if during else ""
     if status & 0x7F:
-        name = signal.Signals(status & 0x7F).name
+        name = signal_name(status & 0x7F)
         hint = ": out of memory, perhaps (see `labkit doctor`)" if name == "SIGKILL" else ""
         return RankDied(f"rank {rank} was ended by {name}{where}{hint}", [rank], name)
     return RankDied(f"rank {rank} ended with exit code {status >> 8}{where}: something called os._exit",
                     [rank], None)  # fmt: skip
+
+
+def signal_name(number: int) -> str:
+    """
+    >>> signal_name(9), signal_name(64 - 20)
+    ('SIGKILL', 'signal 44')
+    """
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return f"signal {number}"
 
 
 def raised_error(raised: dict[int, Any]) -> RunFailed:

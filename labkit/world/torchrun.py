@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ from labkit.world.journal import Journal
 from labkit.world.output import Output
 from labkit.world.place import learners_line
 from labkit.world.report import Raised, Report
+from labkit.world.server import START_LIMIT
 from labkit.world.stuck import rows, timed_out
 from labkit.world.table import OperationTable
 from labkit.world.transport import unpack
@@ -122,7 +124,7 @@ class Member:
         text: list[str] = []
         with _tee(text), self._limit(deadline, timeout):
             report = call(lambda: (fn, args, kwargs), self.rank, 0, zero.item() - self.offset, self.journal)
-        told = self._exchange(report, "".join(text), late=now() > deadline)
+        told = self._exchange(report, "".join(text), now() > deadline, timeout)
         return self._done(told, timeout)
 
     @contextlib.contextmanager
@@ -151,10 +153,11 @@ class Member:
             if self.journal is not None:
                 self.journal.deadline = None
 
-    def _exchange(self, report: Report, output: str, late: bool) -> list[Told]:
+    def _exchange(self, report: Report, output: str, late: bool, timeout: float) -> list[Told]:
         """Everybody's report, in rank order, through the store: the groups may be broken."""
         mine = Told(report, self.table.read(self.rank), output, late)
         key = f"labkit/run{self.number}/"
+        self.store.set_timeout(timedelta(seconds=timeout + PATIENCE + START_LIMIT))  # others may take that much longer
         self.store.set(key + str(self.rank), pickle.dumps(mine))
         if report.raised is not None and not late:
             self._leave()  # its connections break, and so whoever waits for this rank is let go

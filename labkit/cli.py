@@ -95,6 +95,8 @@ def report(done: Update, work: Path) -> str:
 def _reset(options: argparse.Namespace) -> int:
     target, kept = reset(source_dir(), _work(options), options.chapter)
     print(f"{target} is as it was issued" + (f"; yours is {kept.name}" if kept else ""))
+    if kept:
+        print("If it is open in JupyterLab: File → Reload Notebook from Disk.")
     return 0
 
 

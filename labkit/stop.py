@@ -15,6 +15,8 @@ from pathlib import Path
 
 import psutil
 
+from labkit.world.server import PRIVATE_PREFIX, is_abandoned
+
 SCRIPT = os.path.join("labkit", "world", "forkserver.py")
 
 
@@ -72,7 +74,7 @@ def kernel_of(command_line: list[str]) -> int | None:
 
 
 def stop(stale_only: bool = False) -> Stopped:
-    """Kill ranks and their fork servers, then remove their private directories.
+    """Kill ranks and their fork servers, then remove the private directories that nobody holds any more.
 
     Args:
         stale_only: only those whose kernel is gone.
@@ -82,27 +84,21 @@ def stop(stale_only: bool = False) -> Stopped:
         with contextlib.suppress(psutil.NoSuchProcess):
             one.process.kill()
     psutil.wait_procs([one.process for one in chosen], timeout=5)
-    removed = sum(_remove(path) for path in private_directories() if _is_stale(path) or not stale_only)
+    removed = sum(_remove(path) for path in private_directories() if is_abandoned(path))
     servers = sum(one.server for one in chosen)
     return Stopped(len(chosen) - servers, servers, removed)
 
 
 def private_directories() -> list[Path]:
     """`labkit-<uid>-<kernel>-…` below the temporary directory, if they really are this user's."""
-    prefix = f"labkit-{os.getuid()}-"
     mine = [
         Path(entry.path)
         for entry in os.scandir(tempfile.gettempdir())
-        if entry.name.startswith(prefix)
+        if entry.name.startswith(PRIVATE_PREFIX)
         and entry.is_dir(follow_symlinks=False)
         and entry.stat(follow_symlinks=False).st_uid == os.getuid()
     ]
     return sorted(mine)
-
-
-def _is_stale(directory: Path) -> bool:
-    kernel = directory.name.split("-")[2]
-    return kernel.isdecimal() and not psutil.pid_exists(int(kernel))
 
 
 def _remove(directory: Path) -> bool:

@@ -17,6 +17,7 @@ import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 
 from labkit import cli, lab, stop
+from labkit.world.server import lock_directory
 
 
 @pytest.fixture
@@ -95,7 +96,8 @@ def test_reset_says_where_the_learners_version_is(source, tmp_path, capsys):
     work = tmp_path / "work"
     cli.main(["reset", "00", "--dir", str(work)])
     cli.main(["reset", "00", "--dir", str(work)])
-    first, second = capsys.readouterr().out.splitlines()
+    first, second, hint = capsys.readouterr().out.splitlines()
+    assert "Reload Notebook from Disk" in hint
     assert first == f"{work / '00_start.ipynb'} is as it was issued"
     assert second == f"{first}; yours is 00_start.mine.ipynb"
 
@@ -226,11 +228,13 @@ def test_stop_stale_spares_those_whose_kernel_lives(fork_server, private_tmp, ca
     living, orphan = fork_server(os.getpid()), fork_server(gone)
     for kernel in (os.getpid(), gone):
         (private_tmp / f"labkit-{os.getuid()}-{kernel}-abc").mkdir()
+    held = lock_directory(private_tmp / f"labkit-{os.getuid()}-{os.getpid()}-abc")  # as a living kernel holds its own
     assert cli.main(["stop", "--stale"]) == 0
     assert capsys.readouterr().out == "stopped 0 ranks of 1 notebook, removed 1 private directory\n"
     orphan.wait(5)
     assert living.poll() is None
     assert (private_tmp / f"labkit-{os.getuid()}-{os.getpid()}-abc").is_dir()
+    os.close(held)
 
 
 def test_a_number_given_to_a_younger_process_is_not_the_kernel(fork_server):

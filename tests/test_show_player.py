@@ -143,17 +143,31 @@ def test_the_form_notes_what_is_written():
 
 
 def test_a_choice_is_noted():
-    form = show.predict("who", "Who sends most?", choices=["rank 0", "all the same"]).widget
-    radio, (button, status) = form.children[1], form.children[2].children
+    question = show.predict("who", "Who sends most?", choices=["rank 0", "all the same"])
+    _, radio, status = question.widget.children
     assert radio.value is None
-    button.click()
-    assert status.value == "Choose one first."
-    radio.value = "rank 0"
-    button.click()
+    assert question.note(None) == "Choose one first."
+    radio.value = "rank 0"  # to choose is to note
     assert show.guess("who") == "rank 0"
+    assert status.value == "Noted: rank 0"
     assert (
         show.predict("who", "Who sends most?", choices=["rank 0", "all the same"]).widget.children[1].value == "rank 0"
     )
+
+
+def test_enter_in_the_field_notes_the_number():
+    field = show.predict("bytes", "How many bytes?", unit="B").widget.children[1].children[0]
+    assert not field.continuous_update, "else every digit would be a guess"
+    field.value = "32"
+    assert show.guess("bytes") == 32
+
+
+def test_the_answer_stands_beside_the_guess():
+    assert repr(show.reveal("bytes", 32, unit="B")) == "Here: 32 B · you noted no guess"
+    show.predict("bytes", "How many bytes?", unit="B").note("24")
+    assert repr(show.reveal("bytes", 32, unit="B")) == "Here: 32 B · you guessed 24 B"
+    with pytest.raises(TypeError, match="expected a number or text"):
+        show.reveal("bytes", None)
 
 
 def test_no_number_is_answered_not_raised():

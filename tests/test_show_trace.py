@@ -85,8 +85,8 @@ def test_the_order_does_not_depend_on_who_was_first():
 
 
 @pytest.mark.parametrize(("name", "said"), [
-    ("ring", "Every rank sent 1 message, 8 B"),
-    ("ring_rounds", "Every rank sent 3 messages, 3 MiB"),
+    ("ring", "Every rank sent 8 B to its right neighbour"),
+    ("ring_rounds", "Every rank sent 3 messages to its right neighbour, 3 MiB in all"),
     ("all_reduce", "all_reduce of 40 B, all 4 ranks in it"),
     ("subgroups", "3 collectives: 2 × all_reduce, 1 × all_gather"),
     ("deadlock", "0 waits for 1, 1 waits for 0: a circle, so nobody goes on"),
@@ -115,7 +115,7 @@ def test_more_findings():
 
 def test_the_twin_has_a_row_an_event_with_line_and_labels():
     rows = str(show.trace(traces.ring())).splitlines()
-    assert rows[0] == "Every rank sent 1 message, 8 B [measured]"
+    assert rows[0] == "Every rank sent 8 B to its right neighbour [measured]"
     assert rows[1] == "  step 1 · 0→1 send · 8 B · line 4 · chunk=0"
     assert rows[-1] == "  step 2 · 3→0 receive · 8 B · line 5 · chunk=0"
     assert len(rows) == 9

@@ -7,7 +7,7 @@ Nothing here imports torch; anywidget and ipywidgets are imported when something
 """
 
 from labkit.show.figure import Drawing, Figure, Table
-from labkit.show.guesses import guess, predict
+from labkit.show.guesses import guess, predict, reveal
 from labkit.show.tracefigure import trace
 
-__all__ = ["Drawing", "Figure", "Table", "guess", "predict", "trace"]
+__all__ = ["Drawing", "Figure", "Table", "guess", "predict", "reveal", "trace"]

@@ -54,8 +54,9 @@ class Table:
     quiet: tuple[str, ...] = ()
 
     def to_html(self) -> str:
-        head = el("tr", *(el("th", escape(c), scope="col") for c in self.columns))
-        body = [el("tr", *(el("td", escape(c)) for c in row)) for row in self.rows]
+        used = [n for n in range(len(self.columns)) if any(row[n] for row in self.rows)]
+        head = el("tr", *(el("th", escape(self.columns[n]), scope="col") for n in used))
+        body = [el("tr", *(el("td", escape(row[n])) for n in used)) for row in self.rows]
         return el("table", el("thead", head), el("tbody", *body))
 
     def to_text(self) -> str:

@@ -54,6 +54,12 @@ def _senders(messages: list[Item], ranks: int, total: str) -> str:
     if len(number) == 1:
         return say("finding.single", rank=next(iter(number)), messages=told, size=total)
     if len(number) == ranks and len({(number[r], nbytes[r]) for r in number}) == 1:
+        steps = {(i.events[0].peer - i.events[0].rank) % ranks for i in messages if i.events[0].peer is not None}
+        if steps == {1} and ranks > 2:
+            size = size_of(nbytes[0])
+            if number[0] == 1:
+                return say("finding.ring", size=size)
+            return say("finding.ring_often", messages=count("trace.messages", number[0]), size=size)
         return say("finding.even", messages=count("trace.messages", number[0]), size=size_of(nbytes[0]))
     (top, most), (_, second) = nbytes.most_common(2)
     if most > second:

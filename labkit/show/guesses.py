@@ -68,6 +68,39 @@ def guess(key: str) -> float | str | None:
     return _guesses.get(key)
 
 
+def reveal(key: str, answer: float | str, unit: str | None = None) -> Revealed:
+    """Put the answer beside the guess that was noted under `key`.
+
+    Args:
+        key: What `predict` was given.
+        answer: What was measured.
+        unit: What a number counts.
+
+    Raises:
+        TypeError: `answer` is neither number nor text.
+
+    >>> reveal("never asked", 32, unit="B")
+    Here: 32 B · you noted no guess
+    """
+    if isinstance(answer, bool) or not isinstance(answer, (int, float, str)):
+        raise TypeError(f"answer is {answer!r}: expected a number or text")
+    noted = guess(key)
+    told = say("reveal.none") if noted is None else say("reveal.guessed", guess=_told(noted, unit))
+    return Revealed(f"{say('reveal.answer', answer=_told(answer, unit))} · {told}")
+
+
+class Revealed(str):
+    """A line that shows itself without quotation marks."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def _told(value: float | str, unit: str | None) -> str:
+    words = value if isinstance(value, str) else f"{value:,.15g}"
+    return f"{words} {unit}" if unit else words
+
+
 def _number(text: str) -> float | None:
     """A finite number as people write it, "1,536" too; else ``None``."""
     try:
@@ -101,8 +134,7 @@ class Question:
         noted = guess(self.key)
         if noted is None:
             return say("predict.none")
-        told = noted if isinstance(noted, str) else f"{noted:,.15g}"
-        return say("predict.noted", guess=f"{told} {self.unit}" if self.unit else told)
+        return say("predict.noted", guess=_told(noted, self.unit))
 
     @cached_property
     def widget(self) -> Any:
@@ -111,23 +143,27 @@ class Question:
 
         head = widgets.HTML(el("b", escape(self.question)))
         field = self._field(widgets)
-        button = widgets.Button(description=say("predict.button"), layout=widgets.Layout(width="auto"))
         status = widgets.HTML(escape(self.status()))
 
         def noted(_: Any) -> None:
             status.value = escape(self.note(field.value))
 
+        if self.choices is not None:  # to choose is to note
+            field.observe(noted, "value")
+            return widgets.VBox([head, field, status])
+        field.observe(noted, "value")  # Enter, or leaving the field
+        button = widgets.Button(description=say("predict.button"), layout=widgets.Layout(width="auto"))
         button.on_click(noted)
         unit = [widgets.Label(self.unit)] if self.unit else []
-        row = [field, *unit, button] if self.choices is None else [button]
-        top = [head] if self.choices is None else [head, field]
-        return widgets.VBox([*top, widgets.HBox([*row, status])])
+        row = widgets.HBox([field, *unit, button, status], layout=widgets.Layout(flex_flow="wrap"))
+        return widgets.VBox([head, row])
 
     def _field(self, widgets: Any) -> Any:
         former = guess(self.key)
         if self.choices is None:
             before = f"{former:.15g}" if isinstance(former, float) else ""
-            return widgets.Text(before, placeholder=say("predict.number"), layout=widgets.Layout(width="10em"))
+            layout = widgets.Layout(width="10em")
+            return widgets.Text(before, placeholder=say("predict.number"), continuous_update=False, layout=layout)
         chosen = former if former in self.choices else None
         return widgets.RadioButtons(options=self.choices, value=chosen, layout=widgets.Layout(width="auto"))
 

@@ -216,8 +216,9 @@ class Lanes:
             away = (left + (-1 if recv else 1) * min(20.0 if p.upright else 40.0, room), p.lane(here) + reach)
             ends = (away, (left, p.lane(here))) if recv else ((left, p.lane(here)), away)
         a, b = p.xy(*ends[0]), p.xy(*ends[1])
-        if flying:
-            b = (a[0] + b[0]) / 2, (a[1] + b[1]) / 2
+        if flying:  # a stub of one length for all, so that no two seem to meet
+            share = min(0.5, 36 / (hypot(b[0] - a[0], b[1] - a[1]) or 1))
+            b = a[0] + (b[0] - a[0]) * share, a[1] + (b[1] - a[1]) * share
         yield from arrow(a, b, head=not flying, gap=6 if recv and not flying else 0)
         if send and send.rank == here:
             yield el("circle", cx=a[0], cy=a[1], r=4) if left >= self.axis.start else ""
@@ -225,15 +226,15 @@ class Lanes:
             yield el("circle", cx=b[0], cy=b[1], r=4, class_="lk-recv")
 
     def _awaited(self, here: int, peer: int, along: float) -> Iterator[str]:
-        """A message that never came, as an arc from the rank that should have sent it: a circle of waiting closes."""
+        """A receive whose message never came, as an arc to the rank that it waits for: a circle of waiting closes."""
         p, far = self.paper, abs(peer - here)
         apart = 5 if peer > here else 0  # two that wait for each other: one arc inside the other
         bulge = min(along - self.axis.start - 2, 12 + 16 * far + apart) * 4 / 3
-        (x, y), (x2, y2) = p.xy(along - 7, p.lane(peer)), p.xy(along - 6, p.lane(here))
-        (cx, cy), (cx2, cy2) = p.xy(along - bulge, p.lane(peer)), p.xy(along - bulge, p.lane(here))
+        (x, y), (x2, y2) = p.xy(along - 4, p.lane(here)), p.xy(along - 6, p.lane(peer))
+        (cx, cy), (cx2, cy2) = p.xy(along - bulge, p.lane(here)), p.xy(along - bulge, p.lane(peer))
         yield el("path", d=f"M{num(x)} {num(y)}C{num(cx)} {num(cy)} {num(cx2)} {num(cy2)} {num(x2)} {num(y2)}",
                  fill="none")  # fmt: skip
-        yield from arrow(p.xy(along - 16, p.lane(here)), (x2, y2), head=True, gap=0)
+        yield from arrow(p.xy(along - 16, p.lane(peer)), (x2, y2), head=True, gap=0)
         a, b = p.xy(along, p.lane(here))
         yield el("circle", cx=a, cy=b, r=4, class_="lk-recv")
 

@@ -13,9 +13,10 @@ from labkit.trace import Event, Trace, now
 from labkit.world.blame import blame
 from labkit.world.compare import compare_ledgers, find_disagreement, leftovers
 from labkit.world.failure import RankError, RunFailed, RunInterrupted, is_connection_error
+from labkit.world.journal import RanksDisagree
 from labkit.world.output import Output
 from labkit.world.pool import Pool
-from labkit.world.stuck import rows, seen_in_table, table_text, timed_out
+from labkit.world.stuck import find_cycle, rows, seen_in_table, table_text, timed_out, verdict
 from labkit.world.transport import unpack
 
 #: After the first failure, how long the other ranks may take to show theirs: the first to be heard of is often not
@@ -121,9 +122,9 @@ class _Watch:
         """Raise if the run has failed and the reason is as clear as it will get."""
         at = time.monotonic()
         self._note_failure(at)
-        if self.failed_at is None and at - self.looked > LOOK:
+        if at - self.looked > (LOOK if self.failed_at is None else 0):
             self.looked = at
-            self._raise_disagreement()
+            self._raise_disagreement(at)
         if self.failed_at is not None and self._all_ended_or(at - self.failed_at > GRACE):
             self._blame()
         if self.failed_at is None and at - self.began > self.timeout:
@@ -137,7 +138,7 @@ class _Watch:
         """Everybody has ended and is accounted for. A bare connection error may wait for its cause a little longer."""
         if len(self.reports) + len(self._exits()) >= self.world:
             return True
-        only_consequences = not self.hung_up and all(is_connection_error(e) for e in self._raised().values())
+        only_consequences = not self.hung_up and all(_may_have_a_cause(e) for e in self._raised().values())
         return patience_is_over and (not only_consequences or time.monotonic() - (self.failed_at or 0) > 3 * GRACE)
 
     def _blame(self) -> None:
@@ -155,12 +156,17 @@ class _Watch:
         """The operation table; without recording nobody has written to it."""
         return self.pool.table.read_all()
 
-    def _raise_disagreement(self) -> None:
-        if self.pool.shape.record:
-            found = find_disagreement(self._operations(), self._returned(), self.world)
-            if found is not None:
-                self._drain()
-                raise found
+    def _raise_disagreement(self, at: float) -> None:
+        """A disagreement is raised as soon as all members are there to be named, or have had the time to come."""
+        if not self.pool.shape.record:
+            return
+        found = find_disagreement(self._operations(), self._returned(), self.world)
+        if found is None:
+            return
+        self.failed_at = self.failed_at or at
+        if not found.missing or at - self.failed_at > 3 * GRACE:
+            self._drain()
+            raise found
 
     def _time_out(self) -> None:
         self._drain()
@@ -171,7 +177,9 @@ class _Watch:
         """Where everybody was when the learner pressed stop."""
         with contextlib.suppress(Exception):
             operations = self._operations()
-            return "\n".join(["interrupted; the ranks were stopped", *table_text(self._rows(operations), operations)])
+            table = self._rows(operations)
+            told = [*table_text(table, operations), verdict(table, find_cycle(table))]
+            return "\n".join(["interrupted; the ranks were stopped", *told])
         return "interrupted; the ranks were stopped"
 
     def _rows(self, operations: list) -> list:
@@ -218,6 +226,11 @@ class _Watch:
                 "Return plain data or tensors",
                 [rank],
             ) from error
+
+
+def _may_have_a_cause(raised: Any) -> bool:
+    """Whether an exception only says that something is wrong with another rank."""
+    return is_connection_error(raised) or raised.type == RanksDisagree.__name__
 
 
 def with_ends(trace: Trace) -> Trace:

@@ -38,7 +38,9 @@ def find_disagreement(operations: list[list[Operation]], returned: set[int], wor
     for (group, sequence), present in sorted(meetings.items(), key=lambda kv: min(o.since for o in kv[1].values())):
         absent = [r for r in members[group] if r in returned and counts[group].get(r, 0) < sequence]
         if len({o.signature for o in present.values()}) > 1 or absent:
-            return _disagreement(group, sequence, present, absent, operations)
+            found = _disagreement(group, sequence, present, absent, operations)
+            found.missing = tuple(r for r in members[group] if r not in present and r not in absent)
+            return found
     return None
 
 

@@ -44,7 +44,12 @@ class RunFailed(RuntimeError):
 
 
 class Disagreement(RunFailed):
-    """Ranks met in different operations, or in the same with different sizes, types or roots."""
+    """Ranks met in different operations, or in the same with different sizes, types or roots.
+
+    `missing` are members that had not come there yet, nor returned.
+    """
+
+    missing: tuple[int, ...] = ()
 
 
 class RankDied(RunFailed):

@@ -210,6 +210,11 @@ class RecordingGroup(dist.ProcessGroup):
         return RecordedWork(self, self._call(entry, "recv_anysource", (tensors, tag)), entry)
 
     def _message(self, name: str, tensor: torch.Tensor, peer: int | None, tag: int) -> Entry:
+        if peer == self.rank() and not (self.nccl and tensor.is_cuda):
+            raise ValueError(
+                f"rank {self.world_rank(peer)} was to {name} to or from itself, which gloo cannot: use two ranks or "
+                "more, or copy the tensor"
+            )
         return self.journal.message(
             name, Signature(name, _name(tensor.dtype), tensor.numel()), self.label, self.members,
             nbytes=tensor.nbytes, peer=None if peer is None else self.world_rank(peer), tag=tag,

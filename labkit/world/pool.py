@@ -90,6 +90,7 @@ class Pool:
         self.shape, self.owner = shape, os.getpid()
         self.server = fork_server()
         self.table = OperationTable(shape.ranks)
+        os.makedirs(self.server.directory, mode=0o700, exist_ok=True)  # a cleaner of /tmp may have taken it
         self.store = os.path.join(self.server.directory, f"store-{next(self._numbers)}")
         self.files: dict[str, int] = {}
         self.idle_since = time.monotonic()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import fcntl
 import json
 import os
 import shutil
@@ -34,6 +35,7 @@ class ForkServer:
         sweep_private_directories()
         self.owner = os.getpid()
         self.directory = tempfile.mkdtemp(prefix=f"{PRIVATE_PREFIX}{self.owner}-")  # mode 0700
+        self._lock_fd = lock_directory(self.directory)
         self.exits: dict[int, int] = {}
         self._lock = threading.RLock()
         self._answers: dict[str, int] = {}
@@ -45,7 +47,7 @@ class ForkServer:
         with theirs, open(log, "wb") as output:
             self.process = subprocess.Popen(
                 [sys.executable, str(script), "--kernel", str(self.owner), str(theirs.fileno()), self.directory],
-                pass_fds=[theirs.fileno()], start_new_session=True, env=_server_environment(),
+                pass_fds=[theirs.fileno(), self._lock_fd], start_new_session=True, env=_server_environment(),
                 stdin=subprocess.DEVNULL, stdout=output, stderr=output,
             )  # fmt: skip
         self._log, self._is_ready = log, False
@@ -104,6 +106,8 @@ class ForkServer:
     def close(self) -> None:
         """End the server, and with it every rank. Safe to call twice, and in a forked child of the kernel."""
         self.socket.close()
+        with contextlib.suppress(OSError):
+            os.close(self._lock_fd)
         if self.owner != os.getpid():
             return
         try:
@@ -148,15 +152,36 @@ def _server_environment() -> dict[str, str]:
     return {"TORCH_CPP_LOG_LEVEL": "ERROR", **os.environ, **quiet}
 
 
+def lock_directory(path: str | Path) -> int:
+    """A descriptor that holds a private directory. Kernel and fork server share it: the lock goes with the last.
+
+    Raises:
+        BlockingIOError: Somebody holds it.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def is_abandoned(path: Path) -> bool:
+    """Whether nobody holds a private directory. A lock, not a process number: in a container's own list of processes
+    the kernel may be missing although it lives."""
+    try:
+        os.close(lock_directory(path))
+    except OSError:
+        return False
+    return True
+
+
 def sweep_private_directories() -> None:
     """Remove what kernels left behind that were killed together with their fork server (an out-of-memory kill)."""
     for path in Path(tempfile.gettempdir()).glob(PRIVATE_PREFIX + "*"):
-        with contextlib.suppress(ValueError, OSError):
-            pid = int(path.name.removeprefix(PRIVATE_PREFIX).split("-")[0])
-            try:
-                os.kill(pid, 0)
-            except ProcessLookupError:
-                shutil.rmtree(path, ignore_errors=True)
+        if is_abandoned(path):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 _server: ForkServer | None = None

@@ -89,10 +89,11 @@ def table_text(table: list[Row], operations: list[list[Operation]], last: int = 
     cells = [("rank", "state", "waits for", "since", "at")] + [_cells(row) for row in table]
     widths = [max(len(row[i]) for row in cells) for i in range(5)]
     lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in cells]
-    lines.append("last operations")
-    for rank, mine in enumerate(operations):
-        done = [f"{_named(o)} {_STATES[o.state]}" for o in mine[-last:]]
-        lines.append(f"  rank {rank}  " + ("; ".join(done) or "none"))
+    if any(len(mine) > 1 for mine in operations):  # else the table has told it all
+        lines.append("last operations")
+        for rank, mine in enumerate(operations):
+            done = [f"{_named(o)} {_STATES[o.state]}" for o in mine[-last:]]
+            lines.append(f"  rank {rank}  " + ("; ".join(done) or "none"))
     return lines
 
 

@@ -132,4 +132,4 @@ def test_a_notebook_runs_unchanged_as_a_script(tmp_path, notebook):
     assert done.returncode == 0, done.stderr[-3000:]
     if notebook.stem == "00_start":
         assert done.stdout.count("all receive first") >= 1
-        assert "rank 0 to 3 got [3, 0, 1, 2]" in done.stdout
+        assert "what ranks 0 to 3 got: [3, 0, 1, 2]" in done.stdout

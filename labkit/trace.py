@@ -178,7 +178,8 @@ class Trace:
             yield {"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"rank {rank}"}}
         for e in self.events:
             end = e.start if e.end is None else e.end
-            args = {k: v for k, v in asdict(e).items() if v not in (None, {}) and k not in ("start", "end")}
+            hidden = ("start", "end", "labels") if not e.labels else ("start", "end")
+            args = {k: v for k, v in asdict(e).items() if v is not None and k not in hidden}
             yield {"ph": "X", "name": e.name, "cat": e.kind, "pid": e.rank, "tid": e.lane,
                    "ts": e.start * 1e6, "dur": (end - e.start) * 1e6, "args": args}  # fmt: skip
         for number, message in enumerate(self.messages()):
@@ -216,6 +217,9 @@ class Open:
         self.index, self.start, self.fields = index, start, fields
         self.end: Any = None
         self.after: Any = None
+
+
+_SPAN_FIELDS = {"nbytes", "peer", "group", "lane", "phase", "line"}
 
 
 class Recorder:
@@ -283,6 +287,8 @@ class Recorder:
 
     @contextmanager
     def span(self, name: str, kind: str = "span", **fields: Any) -> Iterator[None]:
+        if unknown := fields.keys() - _SPAN_FIELDS:
+            raise TypeError(f"span has no field {', '.join(sorted(unknown))}: use label(…), or {sorted(_SPAN_FIELDS)}")
         entry = self.start(kind, name, **fields)
         if entry is None:
             yield

@@ -46,7 +46,7 @@ def predict(key: str, question: str, choices: Sequence[str] | None = None, unit:
 
 
 def _check_choices(choices: Sequence[str], unit: str | None) -> None:
-    if isinstance(choices, str) or not all(isinstance(c, str) for c in choices):
+    if not isinstance(choices, (list, tuple)) or not all(isinstance(c, str) for c in choices):
         raise TypeError(f"choices is {choices!r}: expected a list of texts, such as ['8 B', '16 B']")
     if len(choices) < 2 or len(set(choices)) < len(choices):
         raise ValueError(f"choices is {choices!r}: expected at least two, all different")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from labkit.world.compare import find_disagreement
+from labkit.world.compare import find_disagreement, find_wrong_message
 from labkit.world.failure import RunFailed, died, raised_error
 from labkit.world.table import Operation
 
@@ -23,7 +23,7 @@ def blame(
     Returns:
         The failure to raise, or ``None`` when nothing has failed.
     """
-    disagreement = find_disagreement(operations, returned, len(operations))
+    disagreement = find_disagreement(operations, returned, len(operations)) or find_wrong_message(operations)
     if disagreement is not None:
         return disagreement
     if exits:

@@ -15,7 +15,7 @@ from labkit.world.compare import compare_ledgers, find_disagreement, leftovers
 from labkit.world.failure import RankError, RunFailed, RunInterrupted, is_connection_error
 from labkit.world.journal import RanksDisagree
 from labkit.world.output import Output
-from labkit.world.pool import Pool
+from labkit.world.pool import Pool, where
 from labkit.world.stuck import find_cycle, rows, seen_in_table, table_text, timed_out, verdict
 from labkit.world.transport import unpack
 
@@ -100,11 +100,13 @@ class _Watch:
 
     def _hear(self, rank: int) -> None:
         try:
-            self.reports[rank] = pickle.loads(self.pool.members[rank].connection.recv_bytes())
+            report = pickle.loads(self.pool.members[rank].connection.recv_bytes())
         except (EOFError, OSError):
             self.hung_up.add(rank)
         else:
-            self.pool.files.update(self.reports[rank].files)
+            if report.run == self.pool.runs:  # else a child of a rank's os.fork() had its say
+                self.reports[rank] = report
+                self.pool.files.update(report.files)
 
     def _print(self, rank: int) -> bool:
         """Take a rank's output; False when it will print no more."""
@@ -153,8 +155,12 @@ class _Watch:
         raise failure
 
     def _operations(self) -> list:
-        """The operation table; without recording nobody has written to it."""
-        return self.pool.table.read_all()
+        """What every rank did: all of it where the rank has reported, else what the operation table keeps."""
+        table = self.pool.table.read_all()
+        for rank, report in self.reports.items():
+            if report.ledger is not None:
+                table[rank] = report.ledger.history
+        return table
 
     def _raise_disagreement(self, at: float) -> None:
         """A disagreement is raised as soon as all members are there to be named, or have had the time to come."""
@@ -185,7 +191,8 @@ class _Watch:
     def _rows(self, operations: list) -> list:
         """A line a rank. The probe asks ranks that are in no operation where they are."""
         table = rows(operations, self._returned(), set(self._raised()), {}, now())
-        places = {row.rank: self.pool.members[row.rank].where(0.3) for row in table if row.state == "running"}
+        running = {r.rank: self.pool.members[r.rank] for r in table if r.state == "running"}
+        places = where(running, 0.3)
         return [replace(r, place=places[r.rank]) if places.get(r.rank) else r for r in table]
 
     def _exits(self) -> dict[int, int]:

@@ -14,15 +14,15 @@ def compare_ledgers(ledgers: list[Any]) -> Disagreement | None:
     """After all ranks have returned: did they make the same calls, and was every message taken as what it was?"""
     if None in ledgers:  # not recorded
         return None
-    whole = find_disagreement([g.history for g in ledgers], set(range(len(ledgers))), len(ledgers))
-    return whole or find_wrong_message(ledgers)
+    histories = [g.history for g in ledgers]
+    return find_disagreement(histories, set(range(len(ledgers))), len(ledgers)) or find_wrong_message(histories)
 
 
 def find_disagreement(operations: list[list[Operation]], returned: set[int], world: int) -> Disagreement | None:
     """Compare what the ranks' groups met in.
 
     Args:
-        operations: For every rank of the world its operations, all of them or the last ones.
+        operations: For every rank of the world its operations: all of them where it has returned, else the last.
         returned: Ranks whose function has returned: they will take part in nothing more.
         world: Number of ranks.
     """
@@ -34,7 +34,7 @@ def find_disagreement(operations: list[list[Operation]], returned: set[int], wor
             if o.is_collective:
                 meetings.setdefault((o.group, o.sequence), {})[rank] = o
                 counts.setdefault(o.group, {})[rank] = max(o.sequence, counts.get(o.group, {}).get(rank, 0))
-                members[o.group] = o.members or list(range(world))
+                members[o.group] = list(range(world)) if o.members is None else o.members
     for (group, sequence), present in sorted(meetings.items(), key=lambda kv: min(o.since for o in kv[1].values())):
         absent = [r for r in members[group] if r in returned and counts[group].get(r, 0) < sequence]
         if len({o.signature for o in present.values()}) > 1 or absent:
@@ -60,14 +60,16 @@ def _disagreement(
     return Disagreement("\n".join(lines), sorted([*present, *absent]))
 
 
-def find_wrong_message(ledgers: list[Any]) -> Disagreement | None:
+def find_wrong_message(operations: list[list[Operation]]) -> Disagreement | None:
     """A message that was received as something else: the k-th send from a to b against b's k-th receive from a."""
-    sent, received = _messages(ledgers, "send"), _messages(ledgers, "recv")
+    sent, received = _messages(operations, "send"), _messages(operations, "recv")
     for key in sorted(sent.keys() & received.keys(), key=str):
-        for number, (s, r) in enumerate(zip(sent[key], received[key], strict=False), start=1):
-            if (s.signature.dtype, s.signature.numel) != (r.signature.dtype, r.signature.numel):
+        theirs = {o.chain: o for o in received[key]}
+        for s in sent[key]:
+            r = theirs.get(s.chain)
+            if r is not None and (s.signature.dtype, s.signature.numel) != (r.signature.dtype, r.signature.numel):
                 return Disagreement(
-                    f"message {number} from rank {s.rank} to rank {r.rank} was received as something else:\n"
+                    f"message {s.chain} from rank {s.rank} to rank {r.rank} was received as something else:\n"
                     f"  rank {s.rank}  {s.signature}{at(s.place)}\n  rank {r.rank}  {r.signature}{at(r.place)}\n"
                     "a receive needs a tensor of the size and type that was sent",
                     [s.rank, r.rank],
@@ -75,20 +77,20 @@ def find_wrong_message(ledgers: list[Any]) -> Disagreement | None:
     return None
 
 
-def _messages(ledgers: list[Any], name: str) -> dict[tuple, list[Operation]]:
+def _messages(operations: list[list[Operation]], name: str) -> dict[tuple, list[Operation]]:
     found: dict[tuple, list[Operation]] = {}
-    for ledger in ledgers:
-        for o in ledger.history:
-            if o.signature.name == name and not o.is_collective and o.peer is not None:
-                ends = (o.rank, o.peer) if name == "send" else (o.peer, o.rank)
-                found.setdefault((o.group, *ends, o.tag), []).append(o)
+    for o in (o for mine in operations for o in mine):
+        if o.signature.name == name and not o.is_collective and o.peer is not None:
+            ends = (o.rank, o.peer) if name == "send" else (o.peer, o.rank)
+            found.setdefault((o.group, *ends, o.tag), []).append(o)
     return found
 
 
 def leftovers(ledgers: list[Any]) -> list[str]:
     """What a run left behind that the next would stumble over, a sentence each."""
     said = []
-    sent, received = _messages(ledgers, "send"), _messages(ledgers, "recv")
+    histories = [g.history for g in ledgers]
+    sent, received = _messages(histories, "send"), _messages(histories, "recv")
     for key in sorted(sent.keys() | received.keys(), key=str):
         _, a, b, _ = key
         more = len(sent.get(key, [])) - len(received.get(key, []))

@@ -109,7 +109,9 @@ _CONNECTION = re.compile(
 
 
 def is_connection_error(raised: Any) -> bool:
-    """Whether an exception only says that another rank is gone."""
+    """Whether an exception only says that another rank is gone: raised by torch, or at the group around it."""
+    if not raised.frames or not re.search(r"torch/|labkit/world/", raised.frames[-1][0].replace("\\", "/")):
+        return False
     if raised.type in ("BrokenPipeError", "ConnectionResetError", "EOFError"):
         return True
     return raised.type in ("RuntimeError", "DistBackendError", "DistNetworkError") and bool(

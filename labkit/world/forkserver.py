@@ -16,6 +16,7 @@ reports ``{"exited": pid, "status": wait status}``.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import importlib
 import json
@@ -49,6 +50,13 @@ def watch_process(pid: int) -> int | None:
 
 
 _kept: list = []
+
+
+def die_with_parent() -> None:
+    """On Linux the kernel ends this process when its parent ends, even if it never comes to look."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
 
 
 def is_alive(pid: int) -> bool:
@@ -124,6 +132,7 @@ class Server:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is the kernel's to decide on
             os.setsid()
+            die_with_parent()
             self.control.close()
             for fd in (self.wake_r, self.wake_w, self.kernel_end):
                 if fd is not None:
@@ -164,6 +173,8 @@ class Server:
         for pid in self.children.intersection(pids):  # not yet reaped, so the number still is that process
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, signal.SIGKILL)  # and what it has started: a rank leads its own session
 
     def say(self, message: dict) -> None:
         with contextlib.suppress(OSError):  # the kernel is going away; `serve` will notice

@@ -7,6 +7,7 @@ its C++ reducer, DTensor, FSDP2, pipelining. Only this file would change for ano
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from datetime import timedelta
 from functools import cache
@@ -146,6 +147,11 @@ class RecordingGroup(dist.ProcessGroup):
         return BACKEND
 
     @property
+    def backend_name(self) -> str:
+        """What `dist.get_backend` says: the library that serves the ranks' device."""
+        return "nccl" if self.nccl else "gloo"
+
+    @property
     def label(self) -> str:
         """``"world"``, ``"{0,2}"``, or with a description ``"tp {0,2}"``; a second group alike gets a number."""
         if self._label is None:
@@ -175,7 +181,7 @@ class RecordingGroup(dist.ProcessGroup):
         root = getattr(options, "rootRank", None)
         signature = Signature(
             name,
-            _dtype(tensors),
+            _dtype(tensors) if "coalesced" not in method else _dtypes_and_sizes(tensors),
             sum(t.numel() for t in tensors) if must_agree else None,
             _reduction(name, options, args, kwargs),
             None if root is None else self.world_rank(root),
@@ -252,6 +258,13 @@ def _dtype(tensors: list[torch.Tensor]) -> str | None:
     if len(tensors) == 1:
         return _name(tensors[0].dtype)
     return "+".join(sorted({_name(t.dtype) for t in tensors})) or None
+
+
+def _dtypes_and_sizes(tensors: list[torch.Tensor]) -> str | None:
+    """Of several tensors in one call each size must agree, not their sum alone."""
+    sizes = "+".join(str(t.numel()) for t in tensors)
+    shown = sizes if len(sizes) < 40 else f"{len(tensors)} tensors, {zlib.crc32(sizes.encode()):08x}"
+    return f"{_dtype(tensors)} as {shown}" if len(tensors) > 1 else _dtype(tensors)
 
 
 @cache

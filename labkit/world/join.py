@@ -68,7 +68,10 @@ def _record_every_backend() -> None:
     make = c10d._new_process_group_helper
 
     def recorded(size: int, rank: int, members: Any, backend: Any, *args: Any, **kwargs: Any) -> Any:
-        return make(size, rank, members, dist.Backend(BACKEND), *args, **kwargs)
+        made = make(size, rank, members, dist.Backend(BACKEND), *args, **kwargs)
+        if made[1] is not None and made[0] in c10d._world.pg_map:  # get_backend() tells what serves the group
+            c10d._world.pg_map[made[0]] = (made[0].backend_name, c10d._world.pg_map[made[0]][1])
+        return made
 
     c10d._new_process_group_helper = recorded  # type: ignore[assignment]
 

@@ -17,7 +17,7 @@ from typing import Any
 from labkit.device import Clock
 from labkit.trace import Open, now, recorder
 from labkit.world.place import learners_line, shown_place
-from labkit.world.table import DONE, FAILED, STARTED, WAITING, Operation, OperationTable, Signature, chained
+from labkit.world.table import DONE, FAILED, WAITING, Operation, OperationTable, Signature, chained
 
 
 @dataclass(slots=True)
@@ -60,9 +60,10 @@ class Journal:
 
     def begin(self) -> None:
         self.on = True
-        self.number = 0
+        self.number, self.slots = 0, [0, 0]  # of messages, of collectives
         self.entries: list[Entry] = []
         self._chains: dict[str, tuple[int, int]] = defaultdict(lambda: (0, 0))
+        self._messages: Counter[tuple] = Counter()
         self._groups: Counter[tuple[int, ...]] = Counter()
 
     def another_group(self, members: list[int] | None) -> int:
@@ -81,10 +82,14 @@ class Journal:
             self.number += 1
             operation = Operation(signature, group, members, peer=peer, tag=tag, place=place, number=self.number,
                                   since=now(), rank=self.rank)  # fmt: skip
+            self.slots[collective] += 1
+            operation.slot = self.slots[collective]
             if collective:
                 count, chain = self._chains[group]
                 operation.sequence, operation.chain = count + 1, chained(chain, signature)
                 self._chains[group] = (operation.sequence, operation.chain)
+            elif peer is not None:
+                self._count(operation)
             if self.on and self.table is not None:
                 self.table.write(self.rank, operation)
         event = None if not traced else recorder.start(
@@ -108,8 +113,15 @@ class Journal:
     def met(self, entry: Entry, source: int) -> None:
         """A receive from anybody has found its sender."""
         entry.operation.peer = source
+        self._count(entry.operation)
         if entry.event is not None:
             entry.event.fields["peer"] = source
+
+    def _count(self, o: Operation) -> None:
+        """Which of the messages between these two it is."""
+        key = (o.signature.name, o.group, o.peer, o.tag)
+        self._messages[key] += 1
+        o.chain = self._messages[key]
 
     def waiting(self, entry: Entry) -> None:
         entry.collected = True
@@ -145,7 +157,7 @@ class Journal:
 
 def _is_left(entry: Entry) -> bool:
     """A collective or a receive that nobody waited for. A send that was received is only careless."""
-    return not entry.collected and entry.operation.state == STARTED and entry.operation.signature.name != "send"
+    return not entry.collected and entry.operation.signature.name != "send"
 
 
 class Sent:
@@ -162,9 +174,10 @@ class Sent:
         self.content = self._sample(tensor)
 
     def _sample(self, tensor: Any) -> bytes:
+        torch = sys.modules["torch"]
         flat = tensor.detach().reshape(-1)
-        step = max(1, flat.numel() // self.SAMPLE)
-        return flat[::step].contiguous().view(_torch().uint8).numpy().tobytes()
+        sample = flat[:: max(1, flat.numel() // self.SAMPLE)].clone(memory_format=torch.contiguous_format)
+        return sample.view(torch.uint8).numpy().tobytes()
 
     def is_changed(self) -> bool:
         tensor = self.tensor()
@@ -174,10 +187,6 @@ class Sent:
     def watch(cls, tensor: Any) -> Sent | None:
         """``None`` where looking would be wrong or dear: on a GPU, and for tensors that do not count changes."""
         return None if tensor.is_cuda or tensor.is_inference() else cls(tensor)
-
-
-def _torch() -> Any:
-    return sys.modules["torch"]
 
 
 def check_not_overwritten(entry: Entry) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from labkit import device as devices
 from labkit.trace import Trace
 from labkit.world.collect import Done, collect
+from labkit.world.interrupts import Interrupts
 from labkit.world.pool import Pool, Shape, pools
 from labkit.world.server import StartError
 from labkit.world.transport import pack_call
@@ -113,16 +114,18 @@ def run(
 
 def _run_on_pool(shape: Shape, order: dict[str, Any], timeout: float) -> Done:
     """Take a pool, run, and keep the pool only if it is as good as new."""
-    pool = _started(shape, order)
-    clean = False
-    try:
-        done = collect(pool, timeout)
-        clean = done.clean
-    finally:
-        if clean:
-            pools.put_back(pool)
-        else:
-            pool.close()
+    with Interrupts() as gate:
+        pool = _started(shape, order)
+        clean = False
+        try:
+            with gate.opened():
+                done = collect(pool, timeout)
+            clean = done.clean
+        finally:
+            if clean:
+                pools.put_back(pool)
+            else:
+                pool.close()
     return done
 
 

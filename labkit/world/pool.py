@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import json
 import os
 import pickle
 import socket
+import struct
 import sys
 import tempfile
 import threading
@@ -43,16 +45,20 @@ class Rank:
     def __init__(self, server: ForkServer, spec: dict[str, Any], table: OperationTable) -> None:
         self.server = server
         ours, theirs = socket.socketpair()
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(START_LIMIT), 0))
         self.probe, their_probe = socket.socketpair()
         self.output, their_output = os.pipe()
+        os.set_blocking(self.output, False)
+        self.connection = Connection(ours.detach())
         try:
             self.pid = server.spawn(spec, [theirs.fileno(), their_output, their_probe.fileno(), table.fd])
+        except BaseException:
+            self.close()
+            raise
         finally:
             theirs.close()
             their_probe.close()
             os.close(their_output)
-        os.set_blocking(self.output, False)
-        self.connection = Connection(ours.detach())
 
     def exit_status(self) -> int | None:
         """The wait status, once the process has ended."""
@@ -66,19 +72,28 @@ class Rank:
                 parts.append(part)
         return b"".join(parts)
 
-    def where(self, limit: float) -> Place | None:
-        """File, line and function of the learner's code that the rank is in; ``None`` if it cannot tell."""
-        with contextlib.suppress(OSError, ValueError):
-            self.probe.sendall(b"?")
-            if wait([self.probe], limit):
-                place = json.loads(self.probe.recv(65536) or b"null")
-                return tuple(place) if place else None
-        return None
-
     def close(self) -> None:
         self.connection.close()
         self.probe.close()
         os.close(self.output)
+
+
+def where(members: dict[int, Rank], limit: float) -> dict[int, Place | None]:
+    """File, line and function of the learner's code that ranks are in; ``None`` for one that cannot tell in time."""
+    places: dict[int, Place | None] = dict.fromkeys(members)
+    asked = {}
+    for rank, member in members.items():
+        with contextlib.suppress(OSError):
+            member.probe.sendall(b"?")
+            asked[member.probe] = rank
+    end = time.monotonic() + limit
+    while asked and (ready := wait(list(asked), max(0.0, end - time.monotonic()))):
+        for probe in (p for p in list(asked) if p in ready):
+            with contextlib.suppress(OSError, ValueError):
+                place = json.loads(probe.recv(65536) or b"null")
+                places[asked[probe]] = tuple(place) if place else None
+            del asked[probe]
+    return places
 
 
 class Pool:
@@ -95,7 +110,7 @@ class Pool:
         self.files: dict[str, int] = {}
         self.idle_since = time.monotonic()
         self.closed = False
-        self.zero = now()
+        self.zero, self.runs = now(), 0
         self.members: list[Rank] = []
         try:
             for rank in range(shape.ranks):
@@ -112,7 +127,7 @@ class Pool:
         return {
             "rank": rank, "ranks": shape.ranks, "local_rank": rank % per_node, "plan": shape.plan,
             "record": shape.record, "store": self.store, "kernel": os.getpid(), "threads": threads,
-            "environ": rank_environment(shape, rank, threads), "path": sys.path, "cwd": _cwd(),
+            "environ": rank_environment(shape, rank, threads), "path": _path(), "cwd": _cwd(),
         }  # fmt: skip
 
     def _meet(self) -> None:
@@ -132,11 +147,15 @@ class Pool:
         """Hand every rank its order; the run's time counts from here."""
         self.table.clear()
         self.zero = now()
-        common = {"path": sys.path, "cwd": _cwd(), "seed": 0, "zero": self.zero, **order}
+        self.runs += 1
+        common = {"path": _path(), "cwd": _cwd(), "seed": 0, "zero": self.zero, "run": self.runs, **order}
         threads = max(1, device.cores() // self.shape.ranks)
         for rank, member in enumerate(self.members):
             environ = rank_environment(self.shape, rank, threads)
-            member.connection.send_bytes(pickle.dumps({**common, "environ": environ}))
+            try:
+                member.connection.send_bytes(pickle.dumps({**common, "environ": environ}))
+            except BlockingIOError:
+                raise StartError(f"rank {rank} did not take its order in {START_LIMIT:.0f} s") from None
 
     def is_usable(self) -> bool:
         """Whether the next run may have these ranks: all alive, and no file changed that they have imported."""
@@ -193,7 +212,16 @@ class Pools:
                         return pool
                     pool.close()
                     break
-        return Pool(shape)
+        try:
+            return Pool(shape)
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+        self.close()  # idle ranks hold descriptors, too
+        try:
+            return Pool(shape)
+        except OSError as error:
+            raise StartError(f"{error}: close files, or raise the limit (ulimit -n)") from None
 
     def put_back(self, pool: Pool) -> None:
         """Keep the pool for the next run, and give up the longest idle ones beyond `IDLE_RANKS`."""
@@ -241,6 +269,10 @@ def _mtime(path: str) -> int | None:
         return os.stat(path).st_mtime_ns
     except OSError:
         return None
+
+
+def _path() -> list[str]:
+    return [str(p) for p in sys.path]  # people append pathlib's paths, too
 
 
 def _cwd() -> str:

@@ -30,3 +30,4 @@ class Report:
     ledger: Ledger | None = None
     files: dict[str, int] = field(default_factory=dict)
     clean: bool = True
+    run: int = 0

@@ -34,8 +34,7 @@ class ForkServer:
     def __init__(self) -> None:
         sweep_private_directories()
         self.owner = os.getpid()
-        self.directory = tempfile.mkdtemp(prefix=f"{PRIVATE_PREFIX}{self.owner}-")  # mode 0700
-        self._lock_fd = lock_directory(self.directory)
+        self.directory, self._lock_fd = make_private_directory()
         self.exits: dict[int, int] = {}
         self._lock = threading.RLock()
         self._answers: dict[str, int] = {}
@@ -77,9 +76,12 @@ class ForkServer:
         with self._lock:
             try:
                 socket.send_fds(self.socket, [json.dumps({"spawn": spec}).encode() + b"\n"], fds)
+                return self._next("spawned")
             except OSError as error:
                 raise StartError(f"the fork server is gone ({error}); run the cell again") from None
-            return self._next("spawned")
+            except BaseException:  # its answer would be taken for the next rank's: give the server up
+                self.is_open = False
+                raise
 
     def kill(self, pids: list[int]) -> None:
         """SIGKILL ranks that still run; returns at once."""
@@ -152,6 +154,17 @@ def _server_environment() -> dict[str, str]:
     return {"TORCH_CPP_LOG_LEVEL": "ERROR", **os.environ, **quiet}
 
 
+def make_private_directory() -> tuple[str, int]:
+    """A directory for this kernel alone, and the descriptor that holds it."""
+    while True:
+        path = tempfile.mkdtemp(prefix=f"{PRIVATE_PREFIX}{os.getpid()}-")  # mode 0700
+        with contextlib.suppress(OSError):  # somebody else's sweep came between
+            fd = lock_directory(path)
+            if os.path.isdir(path):
+                return path, fd
+            os.close(fd)
+
+
 def lock_directory(path: str | Path) -> int:
     """A descriptor that holds a private directory. Kernel and fork server share it: the lock goes with the last.
 
@@ -178,10 +191,14 @@ def is_abandoned(path: Path) -> bool:
 
 
 def sweep_private_directories() -> None:
-    """Remove what kernels left behind that were killed together with their fork server (an out-of-memory kill)."""
+    """Remove what kernels left behind that were killed together with their fork server (an out-of-memory kill).
+
+    Only what is a minute old: a younger one may be about to be locked.
+    """
     for path in Path(tempfile.gettempdir()).glob(PRIVATE_PREFIX + "*"):
-        if is_abandoned(path):
-            shutil.rmtree(path, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            if time.time() - path.stat().st_mtime > 60 and is_abandoned(path):
+                shutil.rmtree(path, ignore_errors=True)
 
 
 _server: ForkServer | None = None

@@ -21,7 +21,10 @@ def short(value: Any) -> str:
         if value.numel() <= 8:
             return " ".join(repr(value.detach()).split())
         return f"tensor {'×'.join(map(str, value.shape))} {str(value.dtype).removeprefix('torch.')}"
-    text = _SHORT.repr(value)
+    try:
+        text = _SHORT.repr(value)
+    except Exception:  # a number of thousands of digits, or a class of one's own
+        return type(value).__name__
     return type(value).__name__ if " at 0x" in text else text
 
 

@@ -7,7 +7,7 @@ import re
 from labkit.trace import Event
 from labkit.world.failure import Row, RunTimeout
 from labkit.world.place import Place, shown_place, source
-from labkit.world.table import DONE, FAILED, STARTED, WAITING, Operation
+from labkit.world.table import DONE, FAILED, KEEP, STARTED, WAITING, Operation
 from labkit.world.wording import named_ranks
 
 
@@ -16,10 +16,6 @@ def rows(
 ) -> list[Row]:
     """What every rank is in, from the operation table and from where its main thread stands."""
     world = len(operations)
-    entered = {
-        (r, o.group): max((x.sequence for x in mine if x.group == o.group), default=0)
-        for r, mine in enumerate(operations) for o in mine
-    }  # fmt: skip
     table = []
     for rank, mine in enumerate(operations):
         waiting = next((o for o in reversed(mine) if o.state == WAITING), None)
@@ -28,13 +24,23 @@ def rows(
         elif waiting is None:
             table.append(Row(rank, "running", place=places.get(rank)))
         else:
-            members = waiting.members or list(range(world))
+            members = list(range(world)) if waiting.members is None else waiting.members
             if waiting.is_collective:
-                late = [m for m in members if m != rank and entered.get((m, waiting.group), 0) < waiting.sequence]
+                late = [m for m in members if m != rank and _is_late(operations[m], waiting)]
             else:
                 late = [m for m in members if m != rank] if waiting.peer is None else [waiting.peer]
             table.append(Row(rank, "waiting", waiting, late, waiting.place, at - waiting.since))
     return table
+
+
+def _is_late(theirs: list[Operation], meeting: Operation) -> bool:
+    """Whether a member has not come to a collective. One whose last collectives are all of other groups, with as many
+    as are kept, may have been there long ago."""
+    collectives = [o for o in theirs if o.is_collective]
+    of_group = [o.sequence for o in collectives if o.group == meeting.group]
+    if not of_group:
+        return len(collectives) < KEEP
+    return max(of_group) < meeting.sequence
 
 
 def find_cycle(table: list[Row]) -> list[int]:

@@ -1,8 +1,9 @@
 """The operation table: what each rank is doing, readable from outside even when the rank hangs or is dead.
 
-One shared memory map for a pool, unlinked, so that nothing is left when everything dies. A rank writes to its
-own slot only; the kernel reads all of them. A slot is a ring of the rank's last operations. Each record bears a
-version number that is odd while it is being written: a reader that sees a change skips the record.
+One shared memory map for a pool, unlinked, so that nothing is left when everything dies. A rank writes to its own slot
+only; the kernel reads all of them. A slot holds two rings, of the rank's last collectives and of its last messages, so
+that many messages do not push out what a group met in. Each record bears a version: zero while it is being written,
+and different after each writing, so that a reader who sees it change throws away what it read.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 KEEP = 32
-RECORD = 384
-_HEAD = struct.Struct("<IIIBxxxdIII")  # version, number, sequence, state, since, chain, group, text length
-_MEETING = struct.Struct("<IIIBxxxdII")  # the same without the length: what `meets` looks at
-
+RECORD = 640
+_VERSION = struct.Struct("<I")
+_HEAD = struct.Struct("<IIBxxxdIII")  # number, sequence, state, since, chain, group, text length
+_TEXT = _VERSION.size + _HEAD.size
 _COUNTER = 8
-_SLOT = _COUNTER + KEEP * RECORD
+_RING = KEEP * RECORD
+_SLOT = _COUNTER + 2 * _RING
 
 STARTED, WAITING, DONE, FAILED = 1, 2, 3, 4
 
@@ -48,8 +50,10 @@ class Signature:
 class Operation:
     """One operation of one rank, as the table keeps it.
 
-    `sequence` counts the collectives of its group on this rank from 1; 0 for a send or receive. `members` are
-    ranks of the world, ``None`` for all. `place` is (file, line, function) of the learner's own call.
+    `sequence` counts the collectives of its group on this rank from 1; 0 for a send or receive, which are counted by
+    `chain`: the k-th between these two ranks with this tag, that way. `number` counts all operations of the rank,
+    `slot` its collectives or its messages. `members` are ranks of the world, ``None`` for all, empty if not known.
+    `place` is (file, line, function) of the learner's own call.
     """
 
     signature: Signature
@@ -61,6 +65,7 @@ class Operation:
     place: tuple[str, int, str] | None = None
     chain: int = 0
     number: int = 0
+    slot: int = 0
     state: int = STARTED
     since: float = 0.0
     rank: int = field(default=-1)
@@ -103,24 +108,23 @@ class OperationTable:
         self.map[start : start + size] = bytes(size)
 
     def write(self, rank: int, operation: Operation) -> None:
-        """Put a record into `rank`'s ring, at the place of its number."""
-        o = operation
-        members = None if o.members is None else tuple(o.members)
-        text = _packed(o.signature, o.group, members, o.peer, o.tag, o.place)
-        at = self._offset(rank, operation.number)
-        version = struct.unpack_from("<I", self.map, at)[0]
-        struct.pack_into("<I", self.map, at, version + 1 | 1)
-        self.map[at + _HEAD.size : at + _HEAD.size + len(text)] = text
-        _HEAD.pack_into(self.map, at, (version + 2) & ~1, operation.number, operation.sequence, operation.state,
-                        operation.since, operation.chain, _hash(operation.group), len(text))  # fmt: skip
-        struct.pack_into("<I", self.map, self._newest(rank), operation.number)
+        """Put a record into one of `rank`'s rings, at the place of its number."""
+        o, at = operation, self._offset(rank, operation)
+        text = _packed(o.signature, o.group, None if o.members is None else tuple(o.members), o.peer, o.tag, o.place)
+        _VERSION.pack_into(self.map, at, 0)
+        _HEAD.pack_into(self.map, at + _VERSION.size, o.number, o.sequence, o.state, o.since, o.chain, _hash(o.group),
+                        len(text))  # fmt: skip
+        self.map[at + _TEXT : at + _TEXT + len(text)] = text
+        _VERSION.pack_into(self.map, at, o.number)  # last, and in one store: from here on the record is whole
+        if o.is_collective:
+            _VERSION.pack_into(self.map, rank * _SLOT, o.slot)
 
     def set_state(self, rank: int, operation: Operation, state: int) -> None:
         """Change the state of a record, unless newer operations have taken its place."""
         operation.state = state
-        at = self._offset(rank, operation.number)
-        if struct.unpack_from("<I", self.map, at + 4)[0] == operation.number:
-            self.map[at + 12] = state
+        at = self._offset(rank, operation)
+        if _VERSION.unpack_from(self.map, at)[0] == operation.number:
+            self.map[at + _VERSION.size + 8] = state
 
     def conflicts(self, mine: Operation) -> bool:
         """Whether another rank stands in the same collective of the same group with something else to do.
@@ -129,37 +133,47 @@ class OperationTable:
         """
         group = _hash(mine.group)
         for rank in range(self.ranks):
-            number = struct.unpack_from("<I", self.map, self._newest(rank))[0]
-            if rank == mine.rank or number == 0:
+            if rank == mine.rank:
                 continue
-            version, _, sequence, _, _, chain, theirs = _MEETING.unpack_from(self.map, self._offset(rank, number))
-            if theirs == group and sequence == mine.sequence and chain != mine.chain and not version % 2:
+            at = rank * _SLOT + _COUNTER + _VERSION.unpack_from(self.map, rank * _SLOT)[0] % KEEP * RECORD
+            version = _VERSION.unpack_from(self.map, at)[0]
+            _, sequence, _, _, chain, theirs, _ = _HEAD.unpack_from(self.map, at + _VERSION.size)
+            whole = version != 0 and version == _VERSION.unpack_from(self.map, at)[0]
+            if whole and theirs == group and sequence == mine.sequence and chain != mine.chain:
                 return True
         return False
 
     def read(self, rank: int) -> list[Operation]:
-        """`rank`'s last operations, oldest first."""
-        found = []
-        for slot in range(KEEP):
-            at = self._offset(rank, slot)
-            raw = self.map[at : at + RECORD]
-            version, number, sequence, state, since, chain, _, length = _HEAD.unpack_from(raw)
-            if state and not version % 2 and struct.unpack_from("<I", self.map, at)[0] == version:
-                op = _unpacked(raw[_HEAD.size : _HEAD.size + length])
-                op.number, op.sequence, op.state, op.since, op.chain, op.rank = (
-                    number, sequence, state, since, chain, rank)  # fmt: skip
-                found.append(op)
-        return sorted(found, key=lambda o: o.number)
+        """`rank`'s last operations of either kind, oldest first."""
+        start = rank * _SLOT + _COUNTER
+        found = [self._record(rank, start + n * RECORD) for n in range(2 * KEEP)]
+        return sorted((o for o in found if o is not None), key=lambda o: o.number)
 
     def read_all(self) -> list[list[Operation]]:
         return [self.read(rank) for rank in range(self.ranks)]
 
-    def _offset(self, rank: int, number: int) -> int:
-        return rank * _SLOT + _COUNTER + number % KEEP * RECORD
+    def _record(self, rank: int, at: int) -> Operation | None:
+        """One record; ``None`` if there is none, or if it was being written meanwhile."""
+        for _ in range(3):
+            version = _VERSION.unpack_from(self.map, at)[0]
+            raw = self.map[at : at + RECORD]
+            if _VERSION.unpack_from(self.map, at)[0] == version == _VERSION.unpack_from(raw)[0]:
+                break
+        else:
+            return None
+        if version == 0:
+            return None
+        number, sequence, state, since, chain, _, length = _HEAD.unpack_from(raw, _VERSION.size)
+        try:
+            o = _unpacked(raw[_TEXT : _TEXT + length])
+        except ValueError:  # the writer came between two looks after all
+            return None
+        o.number, o.sequence, o.state, o.since, o.chain, o.rank = number, sequence, state, since, chain, rank
+        return o
 
-    def _newest(self, rank: int) -> int:
-        """Where the number of the rank's newest operation stands."""
-        return rank * _SLOT
+    def _offset(self, rank: int, operation: Operation) -> int:
+        ring = 0 if operation.is_collective else _RING
+        return rank * _SLOT + _COUNTER + ring + operation.slot % KEEP * RECORD
 
 
 @lru_cache(maxsize=4096)
@@ -176,17 +190,17 @@ def _packed(
     tag: int,
     place: tuple[str, int, str] | None,
 ) -> bytes:
-    """The record's text, shortened until it fits: first the path, then the members."""
-    fields: list = [s.name, s.dtype, s.numel, s.op, s.root, group[:60], members, peer, tag, place]
-    room = RECORD - _HEAD.size
-    text = json.dumps(fields, separators=(",", ":")).encode()
-    if len(text) > room and place:
-        fields[9] = ("…" + place[0][-60:], place[1], place[2][:40])
-        text = json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode()
-    if len(text) > room:
-        fields[5], fields[6], fields[9] = group[:20], None, None
-        text = json.dumps(fields, separators=(",", ":")).encode()
-    return text[:room]
+    """The record's text. What does not fit is shortened: the place, then the place is left out, then the members
+    (``[]``: not known). A long group's name ends in its checksum, so that two never look alike."""
+    room = RECORD - _TEXT
+    name = group if len(group) <= 60 else f"{group[:50]}…{_hash(group):08x}"
+    short = ("…" + place[0][-60:], place[1], place[2][:40]) if place else None
+    for where, who in ((place, members), (short, members), (None, members), (None, ())):
+        fields = [s.name, s.dtype, s.numel, s.op, s.root, name, who, peer, tag, where]
+        text = json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "replace")
+        if len(text) <= room:
+            return text
+    raise ValueError(f"an operation of {len(text)} bytes does not fit into a record of {room}")
 
 
 def _unpacked(text: bytes) -> Operation:

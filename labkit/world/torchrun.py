@@ -7,6 +7,7 @@ a script goes on with the same `Run`, or the same failure, everywhere. Rank 0 sh
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import pickle
 import sys
@@ -61,7 +62,13 @@ def run_as_rank(
         RunFailed: As without torchrun, and on every rank. A rank that hangs where nothing can reach it (a collective
             of NCCL) is ended after the time limit, and torchrun ends the others.
     """
-    size = int(os.environ["WORLD_SIZE"])
+    try:
+        size = int(os.environ["WORLD_SIZE"])
+        int(os.environ["RANK"])
+    except ValueError:
+        told = f"RANK={os.environ['RANK']!r}, WORLD_SIZE={os.environ['WORLD_SIZE']!r}"
+        raise ValueError(f"{told}: expected whole numbers, as torchrun sets them; else unset both") from None
+    timeout = min(timeout, 1e6)  # clocks of the libraries below cannot hold more
     if ranks != size:
         raise ValueError(f"ranks={ranks}, but torchrun started WORLD_SIZE={size} ranks: make them equal")
     return _member(device, record).run(fn, args, kwargs, timeout)
@@ -193,7 +200,7 @@ class Member:
     def _failure(self, told: list[Told], timeout: float) -> RunFailed | None:
         raised: dict[int, Raised] = {r: t.report.raised for r, t in enumerate(told) if t.report.raised is not None}
         returned = set(range(self.size)) - raised.keys()
-        operations = [t.operations for t in told]
+        operations = [t.report.ledger.history if t.report.ledger is not None else t.operations for t in told]
         ended_by_limit = {r for r in raised if told[r].late}
         own = {r: e for r, e in raised.items() if r not in ended_by_limit}
         failure = blame(operations, returned, own, {})
@@ -207,8 +214,12 @@ class Member:
         self._join()
 
     def _leave(self) -> None:
+        """Destroy the groups, and let go of all that refers to them: only then are the connections closed."""
+        if self.journal is not None:
+            self.journal.entries.clear()
         if dist.is_initialized():
             dist.destroy_process_group()
+        gc.collect()
 
 
 _the_member: Member | None = None
@@ -218,6 +229,8 @@ def _member(device: str, record: bool) -> Member:
     global _the_member
     if _the_member is None:
         _the_member = Member(device, record)
+    elif (_the_member.journal is not None) != record:
+        raise ValueError(f"record={record}: under torchrun all runs of a program record, or none; the first decides")
     return _the_member
 
 

@@ -64,10 +64,20 @@ class _ToKernel(cloudpickle.Pickler):
         if isinstance(obj, torch.Tensor) and hasattr(obj, "placements"):
             raise TypeError("a DTensor belongs to its mesh: return its .to_local() or .full_tensor()")
         if type(obj) in (torch.Tensor, torch.nn.Parameter) and obj.layout == torch.strided and not obj.is_quantized:
-            flat = obj.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+            flat = obj.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
+            if flat.numel() == 1:  # contiguous by definition, whatever its stride, which `view` does not like
+                flat = flat.clone(memory_format=torch.contiguous_format)
+            flat = flat.view(torch.uint8)
             is_parameter = type(obj) is torch.nn.Parameter
             return _tensor, (flat.numpy(), obj.dtype, tuple(obj.shape), is_parameter, obj.requires_grad)
+        if isinstance(obj, type) and obj.__module__ == "__main__" and obj.__qualname__ == obj.__name__:
+            # A cell's class goes home by its name: by value it would overwrite the class that the kernel has.
+            return _class_of_a_cell, (obj.__name__,)
         return super().reducer_override(obj)
+
+
+def _class_of_a_cell(name: str) -> type:
+    return getattr(sys.modules["__main__"], name)
 
 
 def _tensor(flat: Any, dtype: Any, shape: tuple[int, ...], is_parameter: bool, requires_grad: bool) -> Any:

@@ -10,6 +10,7 @@ import json
 import os
 import pickle
 import random
+import signal
 import socket
 import sys
 import threading
@@ -43,7 +44,7 @@ def main(spec: dict[str, Any], control: int, probe: int, table: int) -> None:
     threading.Thread(target=_watch, args=(spec["kernel"], probe, threading.main_thread().ident), daemon=True).start()
     torch.set_num_threads(spec["threads"])
     warnings.filterwarnings("ignore", message=".*deprecated.*", category=FutureWarning, module="torch")
-    rank, size = spec["rank"], spec["ranks"]
+    rank, size, me = spec["rank"], spec["ranks"], os.getpid()
     connection = Connection(control)
     device.use(spec["plan"], spec["local_rank"])
     journal = Journal(rank, OperationTable(size, table)) if spec["record"] else None
@@ -58,8 +59,10 @@ def main(spec: dict[str, Any], control: int, probe: int, table: int) -> None:
         except (EOFError, ConnectionError):
             os._exit(0)
         report = run_once(order, rank, journal, start)
-        report.files = files.new()
-        connection.send_bytes(pickle.dumps(report, protocol=pickle.HIGHEST_PROTOCOL))
+        if os.getpid() != me:  # a child of the learner's os.fork(), which came out of the function as well
+            os._exit(0)
+        report.run, report.files = order["run"], files.new()
+        connection.send_bytes(_packed(report))
         del report  # a run's tensors go before the next
         gc.collect()
 
@@ -111,6 +114,10 @@ class CleanStart:
         self.dtype = torch.get_default_dtype()
         self.threads = torch.get_num_threads()
         self.world = dist.group.WORLD
+        self.streams = sys.stdout, sys.stderr
+        self.files = _identity(1), _identity(2)
+        self.running = threading.active_count()
+        self.filters = warnings.filters[:]
 
     def scene(self, order: dict[str, Any]) -> None:
         """The kernel's environment, path and folder, as they are now."""
@@ -122,6 +129,9 @@ class CleanStart:
 
     def restore(self) -> bool:
         """Put torch's global state back; False when the world itself is gone and these ranks are of no more use."""
+        sys.stdout, sys.stderr = self.streams
+        warnings.filters[:] = self.filters  # type: ignore[index]  # a list, whatever the stub says
+        signal.alarm(0)
         torch.set_default_dtype(self.dtype)
         torch.set_default_device(None)
         torch.set_grad_enabled(True)
@@ -135,11 +145,28 @@ class CleanStart:
         for group in list(dist.distributed_c10d._world.pg_map):
             if group is not self.world:
                 dist.destroy_process_group(group)
+        return not self._lives_on() and (_identity(1), _identity(2)) == self.files
+
+    def _lives_on(self) -> bool:
+        """Whether threads or child processes of the run would act in the next."""
+        if threading.active_count() > self.running:
+            return True
+        try:
+            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return False
         return True
 
 
 def describe(error: BaseException) -> Raised:
     """An exception as plain data, its causes included."""
+    try:
+        return _described(error, depth=0)
+    except Exception as problem:  # whatever a learner's exception class may do
+        return Raised(type(error).__name__, f"(its text cannot be had: {type(problem).__name__})")
+
+
+def _described(error: BaseException, depth: int) -> Raised:
     frames = [(f.filename, f.lineno or 0, f.name) for f in traceback.extract_tb(error.__traceback__)]
     frames = [f for f in frames if not f[0].endswith(("labkit/world/worker.py", "labkit/world/transport.py"))]
     cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
@@ -147,8 +174,15 @@ def describe(error: BaseException) -> Raised:
         pickled = cloudpickle.dumps(error)
     except Exception:
         pickled = None
-    return Raised(type(error).__name__, str(error), frames, describe(cause) if cause else None, pickled,
-                  list(getattr(error, "__notes__", [])))  # fmt: skip
+    notes = getattr(error, "__notes__", [])
+    return Raised(
+        type(error).__name__,
+        str(error),
+        frames,
+        _described(cause, depth + 1) if cause and depth < 5 else None,
+        pickled if depth == 0 else None,
+        [str(n) for n in notes] if isinstance(notes, list) else [],
+    )
 
 
 def _watch(kernel: int, probe: int, main_thread: int) -> None:
@@ -188,11 +222,29 @@ class ChangeableFiles:
         files = {}
         for name in list(itertools.islice(reversed(sys.modules), max(0, len(sys.modules) - self.known))):
             path = getattr(sys.modules[name], "__file__", None)
-            if path and not is_installed(path):
+            if isinstance(path, str) and not is_installed(path):
                 with contextlib.suppress(OSError):
                     files[path] = os.stat(path).st_mtime_ns
         self.known = len(sys.modules)
         return files
+
+
+def _identity(fd: int) -> tuple[int, int] | None:
+    try:
+        status = os.fstat(fd)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def _packed(report: Report) -> bytes:
+    """The report, or, if something in it cannot travel, one that says so."""
+    try:
+        return cloudpickle.dumps(report)
+    except Exception as error:
+        message = f"the trace cannot be sent: {error}. Labels must be plain data"
+        raised = report.raised or Raised("TypeError", message)
+        return pickle.dumps(Report(raised=raised, run=report.run, files=report.files, clean=False))
 
 
 def _flush() -> None:

@@ -243,3 +243,112 @@ def test_a_killed_fork_server_takes_its_ranks_along_and_is_replaced():
         labkit.run(kill_the_server, server.pid, ranks=2)
     assert wait_until(lambda: not ranks_of(os.getpid()), 2)
     assert labkit.run(programs.total, ranks=2).values == [3, 3]
+
+
+def test_a_rank_that_returned_after_many_messages_is_not_blamed():
+    """Messages must not push out of sight that all ranks met in the barrier."""
+
+    def pairs(boom):
+        import time
+
+        programs.dist.barrier()
+        me, t = programs.rank(), programs.torch.ones(1)
+        if me == 1:
+            time.sleep(0.5)
+            if boom:
+                raise ValueError("the real reason")
+        else:
+            for _ in range(50):
+                programs.dist.send(t, 2) if me == 0 else programs.dist.recv(t, 0)
+        return me
+
+    assert labkit.run(pairs, False, ranks=3).values == [0, 1, 2]
+    assert "the real reason" in str(failure_of(pairs, True, ranks=3, kind=labkit.RankError))
+
+
+def test_a_message_too_large_for_its_receiver_is_a_disagreement_not_a_crash():
+    def too_large():
+        t = programs.torch.ones(10 if programs.rank() == 0 else 5)
+        programs.dist.send(t, 1) if programs.rank() == 0 else programs.dist.recv(t, 0)
+
+    text = str(failure_of(too_large, ranks=2, kind=labkit.Disagreement))
+    assert "send(10 × float32)" in text
+    assert "recv(5 × float32)" in text
+
+
+def test_several_tensors_in_one_call_must_agree_one_by_one():
+    def coalesced():
+        import warnings
+
+        warnings.simplefilter("ignore")
+        sizes = (3, 1) if programs.rank() == 0 else (1, 3)
+        programs.dist.all_reduce_coalesced([programs.torch.ones(n) for n in sizes])
+
+    text = str(failure_of(coalesced, ranks=2, kind=labkit.Disagreement))
+    assert "3+1" in text
+    assert "1+3" in text
+
+
+def test_the_learners_own_eof_is_no_lost_connection():
+    def read_input():
+        input()
+
+    assert "EOFError" in str(failure_of(read_input, ranks=2, kind=labkit.RankError))
+
+
+def test_an_exception_that_cannot_tell_its_text_is_named():
+    def strange():
+        class Strange(Exception):
+            def __str__(self):
+                raise RuntimeError
+
+        raise Strange
+
+    assert "Strange" in str(failure_of(strange, ranks=1, kind=labkit.RankError))
+
+
+def test_an_exception_that_causes_itself_is_told():
+    def circle():
+        error = ValueError("one")
+        error.__cause__ = ValueError("two")
+        error.__cause__.__cause__ = error
+        raise error
+
+    assert "ValueError: one" in str(failure_of(circle, ranks=1, kind=labkit.RankError))
+
+
+def test_a_forgotten_all_reduce_is_reported_although_it_has_ended():
+    def late():
+        import time
+
+        t = programs.torch.ones(10)
+        programs.dist.all_reduce(t, async_op=True)
+        time.sleep(0.2)
+
+    left = labkit.run(late, ranks=2).leftovers
+    assert [s.split(" started")[0] for s in left] == ["rank 0", "rank 1"]
+
+
+def test_what_a_rank_has_started_ends_with_it(tmp_path):
+    import psutil
+
+    def start_a_process(path):
+        import subprocess
+        import time
+
+        child = subprocess.Popen(["sleep", "60"])
+        (path / str(programs.rank())).write_text(str(child.pid))
+        time.sleep(60)
+
+    failure_of(start_a_process, tmp_path, ranks=2, timeout=1, kind=labkit.RunTimeout)
+    pids = [int(f.read_text()) for f in tmp_path.iterdir()]
+    assert len(pids) == 2
+    time.sleep(0.2)
+    assert not [p for p in pids if psutil.pid_exists(p) and psutil.Process(p).status() != psutil.STATUS_ZOMBIE]
+
+
+def test_a_message_to_oneself_is_refused_with_a_reason():
+    def to_myself():
+        programs.dist.isend(programs.torch.ones(1), 0)
+
+    assert "itself" in str(failure_of(to_myself, ranks=1, kind=labkit.RankError))

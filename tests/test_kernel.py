@@ -138,3 +138,36 @@ def test_cuda_in_the_kernel_does_not_reach_the_ranks():
         assert k.run("labkit.run(multiply, ranks=2, timeout=20).values") == "[500.0, 500.0]"
         parents = k.run("print(labkit.run(os.getppid, ranks=2).values)")
         assert str(k.pid) not in parents
+
+
+def test_a_class_of_a_cell_is_not_changed_by_what_ranks_return():
+    with kernel() as k:
+        k.run(SETUP)
+        k.run("SCALE = 1\nclass C:\n    count = 0\n    def scale(self): return SCALE\nmine = C()")
+        k.run("def change():\n    C.count += 5\n    return C()\nrun = labkit.run(change, ranks=2)")
+        k.run("SCALE = 2")
+        assert k.run("print(C.count, mine.scale(), isinstance(run.values[1], C))").split() == ["0", "2", "True"]
+
+
+def test_interrupts_at_any_moment_leave_no_rank_behind():
+    with kernel() as k:
+        k.run(SETUP + ", random, signal, threading")
+        k.run("labkit.run(programs.nothing, ranks=2)")
+        cell = """
+def interrupt(after):
+    threading.Timer(after, os.kill, (os.getpid(), signal.SIGINT)).start()
+for number in range(60):
+    ranks = 2 + number % 2
+    if number % 6 == 0:
+        from labkit.world.pool import pools; pools.close()
+    try:
+        interrupt(random.random() * 0.06)
+        labkit.run(programs.total, ranks=ranks)
+        time.sleep(0.07)
+    except KeyboardInterrupt:
+        pass
+    assert labkit.run(programs.total, ranks=ranks).values == [ranks * (ranks + 1) / 2] * ranks
+pools.close()
+"""
+        k.run(cell, timeout=120)
+        assert wait_until(lambda: len(ranks_of(k.pid)) == 1, 5), "only the fork server is left"

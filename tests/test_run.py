@@ -311,3 +311,101 @@ def test_the_kernel_needs_no_torch_to_run_ranks():
     program = "import labkit, sys; print(labkit.run(print, 'hello', ranks=2).values, 'torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.splitlines()[-1] == "[None, None] False"
+
+
+def test_a_fork_in_a_rank_does_not_answer_for_it():
+    def forks():
+        os.fork()
+        return "forked"
+
+    assert labkit.run(forks, ranks=2).values == ["forked"] * 2
+    for number in range(3):
+        assert labkit.run(lambda n=number: n, ranks=2).values == [number] * 2
+
+
+def test_threads_of_a_run_do_not_act_in_the_next():
+    def leave_a_thread():
+        import threading
+        import time
+
+        def late():
+            time.sleep(0.3)
+            programs.dist.all_reduce(torch.ones(1))
+            print("late")
+
+        threading.Thread(target=late).start()
+
+    labkit.run(leave_a_thread, ranks=2)
+
+    def wait():
+        time.sleep(0.6)
+
+    run = labkit.run(wait, ranks=2)
+    assert run.output == ["", ""]
+    assert len(run.trace) == 0
+
+
+def test_output_streams_warnings_and_alarms_are_put_back():
+    def careless():
+        import io
+        import signal
+        import warnings
+
+        sys.stdout = io.StringIO()
+        warnings.simplefilter("error")
+        signal.alarm(1)
+
+    def speak():
+        import warnings
+
+        warnings.warn("only a warning", stacklevel=1)
+        time.sleep(1.2)
+        print("heard")
+
+    labkit.run(careless, ranks=1)
+    assert labkit.run(speak, ranks=1).output[0].endswith("heard\n")
+
+
+def test_a_rank_with_its_output_closed_is_not_used_again():
+    labkit.run(lambda: os.close(1), ranks=1)
+    assert labkit.run(lambda: print("heard"), ranks=1).output == ["heard\n"]
+
+
+def test_one_element_views_travel_and_are_sent():
+    def view():
+        t = torch.arange(6.0).reshape(2, 3)[:1, 1]
+        got = torch.zeros(1)
+        programs.dist.send(t, 1) if programs.rank() == 0 else programs.dist.recv(got, 0)
+        return t
+
+    assert [v.item() for v in labkit.run(view, ranks=2).values] == [1.0, 1.0]
+
+
+def test_the_backend_is_called_by_its_own_name():
+    def name():
+        programs.dist.monitored_barrier()
+        group = programs.dist.new_group([0, 1])
+        return programs.dist.get_backend(), programs.dist.get_backend(group)
+
+    assert labkit.run(name, ranks=2).values == [("gloo", "gloo")] * 2
+
+
+def test_labels_may_be_anything():
+    def label():
+        from labkit import trace
+
+        with trace.label(step=lambda: 1):
+            programs.total()
+        with pytest.raises(TypeError, match="span has no field bogus"), trace.span("x", bogus=1):
+            pass
+
+    assert len(labkit.run(label, ranks=1).trace) == 1
+
+
+def test_long_numbers_are_shown_by_their_type():
+    assert "int" in repr(labkit.run(lambda: 10**5000, ranks=1))
+
+
+def test_paths_of_pathlib_may_stand_on_the_path(monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "path", [*sys.path, tmp_path])
+    assert labkit.run(programs.total, ranks=2).values == [3, 3]

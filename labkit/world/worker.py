@@ -89,9 +89,10 @@ def call(load: Callable[[], tuple], rank: int, seed: int, zero: float, journal: 
         report.value = pack_value(fn(*args, **kwargs))
         device.synchronize()
     except BaseException as error:  # SystemExit too: a rank never ends on its own
-        if "initialize the default process group twice" in str(error):
-            error.add_note("labkit.run has done it: leave out init_process_group, or ask dist.is_initialized() first")
         report.raised = describe(error)
+        if "initialize the default process group twice" in report.raised.message:
+            advice = "labkit.run has done it: leave out init_process_group, or ask dist.is_initialized() first"
+            report.raised.notes.append(advice)
     if journal is not None:
         report.events = recorder.stop(zero, journal.clock.seconds)
         try:

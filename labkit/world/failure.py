@@ -103,7 +103,7 @@ class Row:
 
 _CONNECTION = re.compile(
     r"connection (was )?(closed|reset|refused|lost)|socket (closed|timeout)|broken pipe|remote process exited"
-    r"|timed out waiting|connectFullMesh|ncclRemoteError|NCCL (error|communicator was aborted)|Read error|writev",
+    r"|timed out|connectFullMesh|ncclRemoteError|NCCL (error|communicator was aborted)|Read error|writev",
     re.IGNORECASE,
 )
 

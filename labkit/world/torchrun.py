@@ -27,7 +27,7 @@ from labkit.trace import Trace, now
 from labkit.world.blame import blame
 from labkit.world.collect import Done, with_ends
 from labkit.world.compare import compare_ledgers, leftovers
-from labkit.world.failure import RunFailed
+from labkit.world.failure import RunFailed, is_connection_error
 from labkit.world.join import join
 from labkit.world.journal import Journal
 from labkit.world.output import Output
@@ -131,7 +131,8 @@ class Member:
         text: list[str] = []
         with _tee(text), self._limit(deadline, timeout):
             report = call(lambda: (fn, args, kwargs), self.rank, 0, zero.item() - self.offset, self.journal)
-        told = self._exchange(report, "".join(text), now() > deadline, timeout)
+            late = self.journal.is_over() if self.journal is not None else now() > deadline
+        told = self._exchange(report, "".join(text), late, timeout)
         return self._done(told, timeout)
 
     @contextlib.contextmanager
@@ -201,8 +202,8 @@ class Member:
         raised: dict[int, Raised] = {r: t.report.raised for r, t in enumerate(told) if t.report.raised is not None}
         returned = set(range(self.size)) - raised.keys()
         operations = [t.report.ledger.history if t.report.ledger is not None else t.operations for t in told]
-        ended_by_limit = {r for r in raised if told[r].late}
-        own = {r: e for r, e in raised.items() if r not in ended_by_limit}
+        ended_by_limit = {r for r, e in raised.items() if told[r].late and is_connection_error(e)}
+        own = {r: e for r, e in raised.items() if not (ended_by_limit and is_connection_error(e))}
         failure = blame(operations, returned, own, {})
         if failure is None and ended_by_limit:
             return timed_out(rows(operations, returned, set(), {}, now()), operations, timeout)

@@ -51,6 +51,7 @@ PROGRAM = (
 
     run = labkit.run(programs.pass_round, ranks=3)
     tell(run.values, len(run.trace.messages()), all(m.recv.end >= m.send.start for m in run.trace.messages()))
+    tell(labkit.run(programs.hello, ranks=3).output)
     attempt(programs.both_receive_in_pairs, timeout=1)
     attempt(programs.total)
     attempt(programs.raise_on, 1)
@@ -74,33 +75,20 @@ def test_the_same_answers_on_every_rank(tmp_path):
     assert by_rank[0] == by_rank[1] == by_rank[2]
     assert by_rank[0] == [
         [[2, 0, 1], 3, True],
+        [["hello from 0\n", "hello from 1\n", "hello from 2\n"]],
         ["both_receive_in_pairs", "RunTimeout", [0, 1, 2]],
         ["total", [6, 6, 6], []],
         ["raise_on", "RankError", [1]],
         ["total", [6, 6, 6], []],
         ["different_sizes", "Disagreement", [0, 1, 2]],
-        ["lonely_isend", [None] * 3, by_rank[0][6][2]],
+        ["lonely_isend", [None] * 3, by_rank[0][7][2]],
         ["skip_one", "Disagreement", [0, 1, 2]],
         ["state_of_world", [[r, 3, 1] for r in range(3)], []],
         ["ranks=4, but torchrun started WORLD_SIZE=3 ranks: make them equal"],
     ]
-    assert by_rank[0][6][2][0].startswith("rank 0 sent 1 message to rank 1 that nobody received")
+    assert by_rank[0][7][2][0].startswith("rank 0 sent 1 message to rank 1 that nobody received")
+    assert done.stdout.count("hello from 1\n") == 1, "it goes on to torchrun's own output"
     assert done.stdout.count("labkit: rank 0 sent") == 1, "rank 0 shows it, once"
-
-
-def test_output_is_kept_and_goes_on_to_torchruns_own(tmp_path):
-    program = (
-        TELL
-        + """
-    def hello():
-        print("hello from", os.environ["RANK"])
-    tell(labkit.run(hello, ranks=2).output)
-    """
-    )
-    done = torchrun(tmp_path, program, 2)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert told(tmp_path) == {r: [[["hello from 0\n", "hello from 1\n"]]] for r in range(2)}
-    assert done.stdout.count("hello from 0\n") == 1
 
 
 def test_a_rank_that_nothing_can_reach_ends_the_job_with_its_table(tmp_path, monkeypatch):
@@ -116,11 +104,31 @@ def test_a_rank_that_nothing_can_reach_ends_the_job_with_its_table(tmp_path, mon
     assert "while rank() == who" in done.stderr
 
 
-@pytest.mark.parametrize("ranks", [1])
-def test_one_rank_is_no_special_program(tmp_path, ranks):
-    done = torchrun(tmp_path, "import labkit, programs; print(labkit.run(programs.total, ranks=1).values)", ranks)
+def test_one_rank_is_no_special_program():
+    """What torchrun sets, and nothing else: other launchers set the same."""
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    path = os.pathsep.join([ROOT, os.path.join(ROOT, "tests")])
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    done = subprocess.run(
+        [sys.executable, "-c", "import labkit, programs; print(labkit.run(programs.total, ranks=1).values)"],
+        capture_output=True, text=True, timeout=60, check=False, env={**os.environ, **alone, "PYTHONPATH": path},
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     assert "[1.0]" in done.stdout
+
+
+@pytest.mark.parametrize(("name", "value"), [("RANK", "x"), ("WORLD_SIZE", "many")])
+def test_a_strange_environment_is_named(monkeypatch, name, value):
+    import labkit
+
+    for key, usual in (("RANK", "0"), ("WORLD_SIZE", "4")):
+        monkeypatch.setenv(key, value if key == name else usual)
+    with pytest.raises(ValueError, match="expected whole numbers, as torchrun sets them"):
+        labkit.run(print)
 
 
 @pytest.mark.parametrize("notebook", sorted(Path(ROOT, "notebooks").glob("*.ipynb")), ids=lambda p: p.stem)

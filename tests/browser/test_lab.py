@@ -11,21 +11,38 @@ import pytest
 
 import labkit
 
-ROOT = Path(__file__).resolve().parents[2]
-NOTEBOOKS = ["tiny.ipynb", *(path.name for path in ROOT.glob("notebooks/00_*.ipynb"))]
 
-
-@pytest.mark.parametrize("notebook", NOTEBOOKS)
-def test_a_notebook_opens_runs_and_keeps_to_itself(lab, tmp_path, notebook):
-    lab.open(notebook)
+def test_00_start_opens_runs_and_keeps_to_itself_and_its_picture_steps(lab, tmp_path):
+    lab.open("00_start.ipynb")
     lab.run_all()
     lab.page.wait_for_timeout(2000)  # a news prompt comes late, after the server was asked
     lab.screenshot(tmp_path / "lab.png")
     assert lab.page.locator(".jp-toast, .Toastify__toast, .jp-Dialog").all_inner_texts() == []
     assert not [text for text in lab.outputs() if "Traceback (most recent call last)" in text]
+    _step_through_a_picture(lab)
     assert lab.errors == []
     assert lab.strange_hosts == set()
     assert "127.0.0.1" in lab.hosts
+
+
+def _step_through_a_picture(lab):
+    cells = lab.page.locator(".jp-Notebook .jp-Cell").count()
+    stage = lab.page.locator(".lk:has(.lk-controls)").first.locator(".lk-stage:visible")
+    stage.focus()
+    said = lab.page.locator(".lk-say").first
+    assert said.inner_text().startswith("Step 2 of 2: ")
+    whole = stage.inner_html()
+    lab.page.keyboard.press("ArrowLeft")
+    assert said.inner_text().startswith("Step 1 of 2: rank 0 sends 8 B to 1")
+    assert stage.inner_html() != whole
+    lab.page.keyboard.press("End")
+    assert said.inner_text().startswith("Step 2 of 2: ")
+    for key in ("a", "b", "d", "d", "x"):  # JupyterLab's own: insert, delete and cut cells
+        lab.page.keyboard.press(key)
+    assert lab.page.locator(".jp-Notebook .jp-Cell").count() == cells
+    lab.page.keyboard.press("Escape")
+    assert lab.page.evaluate("document.activeElement.closest('.jp-Cell') !== null")
+    assert not lab.page.evaluate("document.activeElement.closest('.lk') !== null")
 
 
 def test_cells_run_in_the_python_that_holds_labkit(lab):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-from pathlib import Path
 
 import nbformat
 import pytest
@@ -11,7 +10,6 @@ from nbformat.v4 import new_code_cell, new_notebook
 
 from labkit.execute import METADATA
 
-ROOT = Path(__file__).resolve().parents[2]
 PICTURE = """
 from labkit import show
 from labkit.trace import Event, Trace
@@ -48,32 +46,6 @@ def busy(lab):
 
 def said(lab) -> str:
     return lab.page.locator(".lk-say").first.inner_text()
-
-
-def test_00_start_steps_with_the_keyboard(lab):
-    if not (ROOT / "notebooks" / "00_start.ipynb").exists():
-        pytest.skip("no 00_start yet")
-    lab.open("00_start.ipynb")
-    lab.run_all()
-    cells = lab.page.locator(".jp-Notebook .jp-Cell").count()
-    figure = lab.page.locator(".lk:has(.lk-controls)").first
-    stage = figure.locator(".lk-stage:visible")
-    stage.focus()
-    assert said(lab).startswith("Step 2 of 2: ")
-    whole = stage.inner_html()
-    lab.page.keyboard.press("ArrowLeft")
-    assert said(lab).startswith("Step 1 of 2: rank 0 sends 8 B to 1")
-    assert stage.inner_html() != whole
-    lab.page.keyboard.press("End")
-    assert said(lab).startswith("Step 2 of 2: ")
-    for key in ("a", "b", "d", "d", "x"):  # JupyterLab's own: insert, delete and cut cells
-        lab.page.keyboard.press(key)
-    assert lab.page.locator(".jp-Notebook .jp-Cell").count() == cells
-    lab.page.keyboard.press("Escape")
-    assert lab.page.evaluate("document.activeElement.closest('.jp-Cell') !== null")
-    assert not lab.page.evaluate("document.activeElement.closest('.lk') !== null")
-    assert lab.errors == []
-    assert lab.strange_hosts == set()
 
 
 def test_a_picture_steps_while_the_kernel_is_busy(busy):

@@ -19,6 +19,8 @@ _HOME = {
     "RunFailed": "labkit.world.failure",
     "RunTimeout": "labkit.world.failure",
     "RankError": "labkit.world.failure",
+    "RankDied": "labkit.world.failure",
+    "ConnectionLost": "labkit.world.failure",
     "Disagreement": "labkit.world.failure",
     "show": "labkit.show",
     "trace": "labkit.trace",
@@ -27,7 +29,7 @@ _HOME = {
 
 if TYPE_CHECKING:
     from labkit import device, show, trace
-    from labkit.world.failure import Disagreement, RankError, RunFailed, RunTimeout
+    from labkit.world.failure import ConnectionLost, Disagreement, RankDied, RankError, RunFailed, RunTimeout
     from labkit.world.launch import Run, run
 
 __all__ = [*_HOME, "__version__"]

@@ -104,6 +104,14 @@ def synchronize() -> None:
         torch.cuda.synchronize(_current)
 
 
+def begin_run() -> None:
+    """At the start of a run: memory peaks count from here."""
+    if _current is not None and _current.type == "cuda":
+        import torch
+
+        torch.cuda.reset_peak_memory_stats(_current)
+
+
 def memory() -> dict[str, int]:
     """Bytes on this rank's device by the allocator's own names; empty on the CPU.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import os
 import platform
 import shutil
 import subprocess
@@ -151,7 +150,9 @@ def two_ranks() -> Finding:
 
 
 def cores() -> Finding:
-    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    from labkit import device
+
+    count = device.cores()
     return Finding(True, f"{count}" + (" (ranks take turns; every chapter still works)" if count < 4 else ""))
 
 

@@ -63,7 +63,7 @@ def trace(
         draw,
         _twin(shown, window, axis),
         source=source,
-        notes=_notes(shown, window, total, steps, draw),
+        notes=_notes(window, total, steps),
         says=[_says(shown, k, total) for k in window],
     )
 
@@ -93,7 +93,7 @@ def _window(steps: object, total: int) -> range:
     return range(first, min(last, total) + 1)
 
 
-def _notes(items: list[Item], window: range, total: int, steps: object, draw) -> list[str]:
+def _notes(window: range, total: int, steps: object) -> list[str]:
     notes = []
     if steps is None and total > len(window):
         notes.append(say("trace.cap", shown=len(window), all=f"{total:,}"))

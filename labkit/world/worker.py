@@ -79,6 +79,7 @@ def run_once(order: dict[str, Any], rank: int, journal: Journal | None, start: C
 def call(load: Callable[[], tuple], rank: int, seed: int, zero: float, journal: Journal | None) -> Report:
     """Call the function that `load` gives, and report what came of it. Used under torchrun as well."""
     report = Report()
+    device.begin_run()
     set_seed(seed + rank)  # ranks differ, as they do when nobody seeds them, but every run repeats itself
     if journal is not None:
         journal.begin()

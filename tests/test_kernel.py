@@ -26,7 +26,7 @@ def private_directories(pid: int) -> list[str]:
     return glob.glob(os.path.join(tempfile.gettempdir(), f"labkit-{os.getuid()}-{pid}-*"))
 
 
-def stuck_kernel_is_interrupted_then_killed(with_forked_child: bool) -> None:
+def check_interrupt_and_kill(with_forked_child: bool) -> None:
     """The bar of this lab: the prompt back within 2 s; after SIGKILL nothing is left after 5 s."""
     segments = set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
     with kernel() as k:
@@ -58,11 +58,11 @@ def stuck_kernel_is_interrupted_then_killed(with_forked_child: bool) -> None:
 
 def test_interrupt_and_kill():
     """Public fault 61: orphans after the kernel died."""
-    stuck_kernel_is_interrupted_then_killed(with_forked_child=False)
+    check_interrupt_and_kill(with_forked_child=False)
 
 
 def test_interrupt_and_kill_with_a_forked_child_alive():
-    stuck_kernel_is_interrupted_then_killed(with_forked_child=True)
+    check_interrupt_and_kill(with_forked_child=True)
 
 
 def test_the_interrupt_tells_where_the_ranks_were(shared):

@@ -10,7 +10,7 @@ from pathlib import Path
 import programs
 import pytest
 from kernels import Kernel
-from test_kernel import SETUP, stuck_kernel_is_interrupted_then_killed
+from test_kernel import SETUP, check_interrupt_and_kill
 
 import labkit
 from labkit.world.failure import RankDied
@@ -55,7 +55,7 @@ def test_different_sizes_never_give_a_number_twenty_times():
 @pytest.mark.parametrize("with_forked_child", [False, True])
 def test_interrupt_and_kill_ten_times(with_forked_child):
     for _ in range(10):
-        stuck_kernel_is_interrupted_then_killed(with_forked_child)
+        check_interrupt_and_kill(with_forked_child)
 
 
 def test_fifteen_kernels_at_once():

@@ -30,7 +30,19 @@ import sys
 #: How many modules a rank has before it imports any itself.
 preloaded = 0
 
-PRELOAD = ("numpy", "cloudpickle", "multiprocessing.connection", "torch", "torch.distributed")
+PRELOAD = (
+    "cloudpickle",
+    "fcntl",
+    "linecache",
+    "mmap",
+    "multiprocessing.connection",
+    "numpy",
+    "numpy.random",
+    "sysconfig",
+    "tempfile",
+    "torch",
+    "torch.distributed",
+)
 
 
 def watch_process(pid: int) -> int | None:
@@ -188,6 +200,7 @@ def main() -> None:
     sys.path.pop(0)
     for name in PRELOAD:
         importlib.import_module(name)
+    sys.modules["sysconfig"].get_paths()  # it loads a large table on the first call; ranks are to share it
     global preloaded
     preloaded = len(sys.modules)
     gc.collect()

@@ -130,7 +130,7 @@ def test_both_receive_first():
 
 def test_both_send_first():
     """Public fault 32: small messages may pass, large ones wait for their receiver. Time-out, peer and cycle."""
-    failure = failure_of(programs.both_send, 10_000_000, ranks=2, timeout=2, within=3.0, kind=labkit.RunTimeout)
+    failure = failure_of(programs.both_send, 10_000_000, ranks=2, timeout=1, within=2.0, kind=labkit.RunTimeout)
     assert failure.verdict == "0 waits for 1, 1 waits for 0: both send first"
     assert "send(10,000,000 × float32) to 1" in str(failure)
 

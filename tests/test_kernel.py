@@ -157,7 +157,7 @@ from labkit.world.pool import pools
 def interrupt(after):
     threading.Timer(after, os.kill, (os.getpid(), signal.SIGINT)).start()
 
-for number in range(60):
+for number in range(30):
     ranks = 2 + number % 2
     if number % 6 == 0:
         pools.close()

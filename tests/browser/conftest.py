@@ -19,12 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import nbformat
 import pytest
-from nbformat.v4 import new_code_cell, new_notebook
 from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright
-
-from labkit.execute import METADATA
 
 #: Without these Chromium itself talks to its makers, and needs a sandbox that containers do not allow.
 FLAGS = [
@@ -148,11 +144,6 @@ def server(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     base = tmp_path_factory.mktemp("lab")
     work = base / "work"
     work.mkdir()
-    tiny = [
-        new_code_cell("print(6 * 7)", id="answer"),
-        new_code_cell("import labkit\nlabkit.__version__", id="version"),
-    ]
-    nbformat.write(new_notebook(cells=tiny, metadata=METADATA), work / "tiny.ipynb")
     show_all_cells(base)
     line = [sys.executable, "-m", "labkit.cli", "lab", "--no-browser", "--dir", str(work), "--port", str(free_port())]
     log = base / "server.log"

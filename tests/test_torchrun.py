@@ -87,7 +87,7 @@ def test_the_same_answers_on_every_rank(tmp_path):
         ["ranks=4, but torchrun started WORLD_SIZE=3 ranks: make them equal"],
     ]
     assert by_rank[0][7][2][0].startswith("rank 0 sent 1 message to rank 1 that nobody received")
-    assert done.stdout.count("hello from 1\n") == 1, "it goes on to torchrun's own output"
+    assert done.stdout.count("hello from") == 3, "it goes on to torchrun's own output, where lines may mix"
     assert done.stdout.count("labkit: rank 0 sent") == 1, "rank 0 shows it, once"
 
 

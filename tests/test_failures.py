@@ -221,7 +221,9 @@ def test_a_failed_rank_that_prints_without_end_is_stopped():
         while True:
             print("x" * 1000)
 
-    failure_of(flood, ranks=2, timeout=0.5, kind=labkit.RunTimeout)
+    failure = failure_of(flood, ranks=2, timeout=0.5, kind=labkit.RunTimeout)
+    assert failure.ranks == [0, 1]
+    assert all(text.startswith("x" * 1000) for text in failure.output)
 
 
 def test_a_killed_fork_server_takes_its_ranks_along_and_is_replaced():

@@ -65,10 +65,10 @@ class Rank:
         return self.server.exits.get(self.pid)
 
     def read_output(self) -> bytes:
-        """What it has printed since the last call."""
-        parts = []
+        """What it has printed since the last call: more than a pipe holds, not all that an endless loop prints."""
+        parts: list[bytes] = []
         with contextlib.suppress(BlockingIOError):
-            while part := os.read(self.output, 1 << 16):
+            while len(parts) < 64 and (part := os.read(self.output, 1 << 16)):
                 parts.append(part)
         return b"".join(parts)
 
@@ -144,7 +144,12 @@ class Pool:
             raise StartError(f"rank {number} {problem} before it joined the others\n{said}".rstrip())
 
     def start(self, order: dict[str, Any]) -> None:
-        """Hand every rank its order; the run's time counts from here."""
+        """Hand every rank its order; the run's time counts from here.
+
+        Raises:
+            ConnectionError: A rank has ended while it was idle.
+            StartError: A rank takes nothing (it was stopped, or the machine is).
+        """
         self.table.clear()
         self.zero = now()
         self.runs += 1

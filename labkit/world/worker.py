@@ -110,7 +110,7 @@ def set_seed(seed: int) -> None:
 
 
 class CleanStart:
-    """What each run finds: this rank's seeds, torch's defaults, and no group but the world."""
+    """What each run finds: the kernel's environment, torch's defaults, its own output, and no group but the world."""
 
     def __init__(self) -> None:
         self.dtype = torch.get_default_dtype()

@@ -19,7 +19,7 @@ import os
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -34,7 +34,7 @@ class Event:
 
     Attributes:
         kind: ``"send"``, ``"recv"``, ``"collective"`` (what the process group was asked to do),
-            ``"compute"``, or ``"span"`` (a named step that holds other events).
+            ``"compute"``, ``"span"`` (a named step that holds other events), or ``"state"`` (see `watch`).
         name: The operation in torch's own words (``"isend"`` and ``"send"`` are both ``"send"``).
         rank: The rank in the whole world.
         start, end: Seconds since the run began, on one clock for all ranks. ``end`` is ``None`` when the
@@ -46,7 +46,7 @@ class Event:
         lane: ``"compute"``, ``"comm"``, or the name of a CUDA stream.
         phase: ``"forward"``, ``"backward"`` or ``None``.
         parent: `index` of the span, on the same rank, in which this happened.
-        after: A small snapshot of the data after the event, where somebody asked for one.
+        after: What a tensor held after the event and before the next one of its rank, where somebody asked (`watch`).
         labels: What `label` said: step, chunk, bucket, layer, micro_batch, stage, tile …
         index: The event's place in its rank's own order of starting.
         tag: The tag of a send or receive.
@@ -94,10 +94,12 @@ class Trace:
     [(0, 1)]
     """
 
-    def __init__(self, events: list[Event], ranks: int) -> None:
+    def __init__(self, events: list[Event], ranks: int, paced: bool = False) -> None:
         #: Every event, by time of start (ties: by rank, then by the rank's own order).
         self.events = sorted(events, key=lambda e: (e.start, e.rank, e.index))
         self.ranks = ranks
+        #: Whether durations were stretched to those of other hardware (`labkit.pace`).
+        self.paced = paced
 
     def __len__(self) -> int:
         return len(self.events)
@@ -159,11 +161,11 @@ class Trace:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for JSON; `from_dict` is its inverse."""
-        return {"ranks": self.ranks, "events": [asdict(e) for e in self.events]}
+        return {"ranks": self.ranks, "paced": self.paced, "events": [asdict(e) for e in self.events]}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Trace:
-        return cls([Event(**e) for e in data["events"]], data["ranks"])
+        return cls([Event(**e) for e in data["events"]], data["ranks"], data.get("paced", False))
 
     def to_chrome(self, path: str | os.PathLike[str]) -> None:
         """Write the trace in Chrome's trace format, which ui.perfetto.dev opens.
@@ -232,11 +234,14 @@ class Recorder:
         self._lock = threading.Lock()
         self._spans: dict[int, list[int]] = defaultdict(list)
         self._labels: dict[int, dict[str, Any]] = {}
+        self._look: Callable[[], list] | None = None
+        #: What else belongs to a thread and travels with `branch`: see `labkit.pace.VirtualClock`.
+        self.carriers: list[Any] = []
 
     def begin(self, rank: int) -> None:
         """Forget everything and record from here on, as `rank`."""
         self.rank, self.on = rank, True
-        self._open, self._spans, self._labels = [], defaultdict(list), {}
+        self._open, self._spans, self._labels, self._look = [], defaultdict(list), {}, None
 
     def stop(self, zero: float, resolve=float) -> list[Event]:
         """Stop, and return the events, times in seconds since `zero` (on `now`'s clock).
@@ -258,14 +263,35 @@ class Recorder:
         spans = self._spans.get(threading.get_ident())
         fields.update(kind=kind, name=name, labels=self.labels(), parent=spans[-1] if spans else None)
         with self._lock:
+            self._snapshot()
             entry = Open(len(self._open), now() if stamp is None else stamp, fields)
             self._open.append(entry)
         return entry
 
-    def finish(self, entry: Open | None, stamp: Any = None, after: Any = None) -> None:
+    def finish(self, entry: Open | None, stamp: Any = None) -> None:
         """Stamp the end of an event, once: a later call changes nothing."""
         if entry is not None and entry.end is None:
-            entry.end, entry.after = (now() if stamp is None else stamp), after
+            entry.end = now() if stamp is None else stamp
+
+    @contextmanager
+    def watch(self, tensor: Any, parts: int | None = None) -> Iterator[None]:
+        look = _first_of_parts(tensor, parts)
+        self.finish(self.start("state", "watch"))
+        self._look = look
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._snapshot()
+                self._look = None
+
+    def _snapshot(self) -> None:
+        """The event before this moment gets what the watched tensor holds now."""
+        if self._look is not None and self._open:
+            self._open[-1].after = self._look()
+
+    def branch(self) -> Branch:
+        return Branch(self)
 
     def labels(self) -> dict[str, Any]:
         """The labels of this thread; a thread without any (autograd's, on CUDA) takes the main thread's."""
@@ -302,6 +328,49 @@ class Recorder:
             self.finish(entry)
 
 
+class Branch:
+    """What a thread takes over from the one that starts it: labels, the span around them, the virtual clock.
+
+    Made where the work is asked for, entered in the thread that does it, joined where somebody waits for it.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        thread = threading.get_ident()
+        self._recorder = recorder
+        self._labels, self._spans = recorder.labels(), list(recorder._spans.get(thread, ()))
+        self._carried = [(carrier, carrier.fork()) for carrier in recorder.carriers]
+
+    def __enter__(self) -> Branch:
+        thread = threading.get_ident()
+        self._recorder._labels[thread], self._recorder._spans[thread] = dict(self._labels), list(self._spans)
+        for carrier, token in self._carried:
+            carrier.enter(token)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        thread = threading.get_ident()
+        for carrier, token in self._carried:
+            carrier.leave(token)
+        self._recorder._labels.pop(thread, None)
+        self._recorder._spans.pop(thread, None)
+
+    def join(self) -> None:
+        """The thread has ended, and the caller goes on from there."""
+        for carrier, token in self._carried:
+            carrier.join(token)
+
+
+def _first_of_parts(tensor: Any, parts: int | None) -> Callable[[], list]:
+    """How to look at a tensor: the first element of each part, cut as `torch.tensor_split` cuts; without parts all."""
+    flat = tensor.detach().view(-1)
+    if parts is None:
+        return flat.tolist
+    size, larger = divmod(flat.numel(), parts)
+    starts = [n * size + min(n, larger) for n in range(parts)]
+    shown = [n for n in starts if n < flat.numel()]
+    return lambda: flat[shown].tolist()
+
+
 #: The one recorder of this process.
 recorder = Recorder()
 
@@ -317,6 +386,23 @@ def label(**labels: Any):
 def span(name: str, kind: str = "span", **fields: Any):
     """Record a named step that holds what happens inside: ``with trace.span("attention", kind="compute"): …``."""
     return recorder.span(name, kind, **fields)
+
+
+def watch(tensor: Any, parts: int | None = None):
+    """Keep what `tensor` holds after each event: ``with trace.watch(tensor, parts=4): …`` fills `Event.after`.
+
+    An event "state" keeps what it held at first. Taken between one event of the rank and the next, so keep it small.
+
+    Args:
+        tensor: A contiguous tensor, changed in place by what happens inside.
+        parts: Look at the first element of each of so many parts, cut as `torch.tensor_split` does; ``None``: at all.
+    """
+    return recorder.watch(tensor, parts)
+
+
+def branch() -> Branch:
+    """Labels, span and virtual clock of this thread, for another one to go on with; see `Branch`."""
+    return recorder.branch()
 
 
 def current_labels() -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 
 import programs
 import pytest
@@ -86,3 +87,55 @@ def test_labels_nest_and_end_with_an_exception():
             fail()
         assert recorder.labels() == {"a": 1, "b": 1}
     assert recorder.labels() == {}
+
+
+class Numbers(list):
+    """Stands in for a flat tensor."""
+
+    detach = view = lambda self, *_: self
+    numel = list.__len__
+    tolist = lambda self: list(self)  # noqa: E731
+
+    def __getitem__(self, where):
+        return Numbers(list.__getitem__(self, n) for n in where)
+
+
+def test_watch_keeps_what_a_tensor_held_between_one_event_and_the_next():
+    recorder, t = Recorder(), Numbers([1, 2, 3, 4, 5])
+    recorder.begin(0)
+    recorder.start("send", "before")
+    with recorder.watch(t, parts=2):
+        recorder.start("send", "a")
+        recorder.start("recv", "b")
+        t[3] = 40
+        recorder.start("send", "c")
+        t[0] = 10
+    recorder.start("send", "after")
+    assert [(e.name, e.after) for e in recorder.stop(0.0)] == [
+        ("before", None), ("watch", [1, 4]), ("a", [1, 4]), ("b", [1, 40]), ("c", [10, 40]), ("after", None),
+    ]  # fmt: skip
+
+
+def test_a_branch_takes_labels_spans_and_carried_things_to_another_thread():
+    recorder, told = Recorder(), []
+
+    class Carrier:
+        fork = staticmethod(lambda: "token")
+        enter = leave = join = staticmethod(told.append)
+
+    recorder.begin(0)
+    recorder.carriers.append(Carrier)
+    with recorder.label(step=1), recorder.span("outer"):
+        branch = recorder.branch()
+
+    def work():
+        with branch:
+            recorder.start("send", "inside")
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    branch.join()
+    outer, inside = recorder.stop(0.0)
+    assert (inside.labels, inside.parent) == ({"step": 1}, outer.index)
+    assert told == ["token"] * 3

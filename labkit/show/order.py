@@ -82,7 +82,7 @@ class _Spans:
     """Who is inside whom. A span, or anything else with children, holds events and takes no step of its own."""
 
     def __init__(self, trace: Trace) -> None:
-        self.rows = [trace.of(rank) for rank in range(trace.ranks)]
+        self.rows = [[e for e in trace.of(rank) if e.kind != "state"] for rank in range(trace.ranks)]
         self.by_index = [{e.index: e for e in row} for row in self.rows]
         holders = {id(self.parent(e)) for row in self.rows for e in row}
         self.leaves = [[e for e in row if id(e) not in holders] for row in self.rows]

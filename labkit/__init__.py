@@ -22,13 +22,14 @@ _HOME = {
     "RankDied": "labkit.world.failure",
     "ConnectionLost": "labkit.world.failure",
     "Disagreement": "labkit.world.failure",
+    "collectives": "labkit.collectives",
     "show": "labkit.show",
     "trace": "labkit.trace",
     "device": "labkit.device",
 }
 
 if TYPE_CHECKING:
-    from labkit import device, show, trace
+    from labkit import collectives, device, show, trace
     from labkit.world.failure import ConnectionLost, Disagreement, RankDied, RankError, RunFailed, RunTimeout
     from labkit.world.launch import Run, run
 

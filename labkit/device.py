@@ -12,8 +12,10 @@ torch is imported when a function needs it, never by importing this file.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from labkit.trace import now
 
@@ -170,6 +172,45 @@ class Clock:
         event, at = self._anchor
         stamp.synchronize()
         return at + event.elapsed_time(stamp) / 1e3
+
+
+@contextmanager
+def in_thread(on: torch.device) -> Iterator[None]:
+    """Inside, on a thread of its own: this rank's GPU is the current one. A new thread starts with GPU 0."""
+    if on.type == "cuda":
+        import torch
+
+        with torch.cuda.device(on):
+            yield
+    else:
+        yield
+
+
+class Aside:
+    """Work put on a CUDA stream beside the current one; all of a rank's in one stream, so in the order of asking.
+
+    `wait` makes the current stream wait; Python goes on at once, as with torch's own handles on NCCL.
+    """
+
+    _streams: ClassVar[dict[torch.device, Any]] = {}
+
+    def __init__(self, work: Callable[[], None], on: torch.device) -> None:
+        import torch
+
+        stream = self._streams.setdefault(on, torch.cuda.Stream(on))
+        stream.wait_stream(torch.cuda.current_stream(on))
+        with torch.cuda.stream(stream):
+            work()
+        self._on, self._done, self._work = on, stream.record_event(), work  # `work` holds the tensors until the wait
+
+    def wait(self) -> bool:
+        import torch
+
+        torch.cuda.current_stream(self._on).wait_event(self._done)
+        return True
+
+    def is_completed(self) -> bool:
+        return self._done.query()
 
 
 def staged_send(transport: Any, tensor: torch.Tensor, peer: int, tag: int) -> Any:

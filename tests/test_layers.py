@@ -12,9 +12,11 @@ MAY_IMPORT = {
     "words": set(),
     "trace": set(),
     "device": {"trace"},
-    "world": {"trace", "device"},
+    "pace": {"trace"},
+    "world": {"trace", "device", "pace"},
     "show": {"trace"},
-    "bench": {"run", "trace", "device", "world"},
+    "collectives": {"trace", "device"},
+    "bench": {"collectives", "run", "trace", "device", "world"},
     "cli": {"*"},
 }
 #: Files at the top of the package that belong to the command line.

@@ -26,10 +26,11 @@ _HOME = {
     "show": "labkit.show",
     "trace": "labkit.trace",
     "device": "labkit.device",
+    "theory": "labkit.theory",
 }
 
 if TYPE_CHECKING:
-    from labkit import collectives, device, show, trace
+    from labkit import collectives, device, show, theory, trace
     from labkit.world.failure import ConnectionLost, Disagreement, RankDied, RankError, RunFailed, RunTimeout
     from labkit.world.launch import Run, run
 

@@ -11,6 +11,7 @@ ROOT = Path(__file__).parents[1] / "labkit"
 MAY_IMPORT = {
     "words": set(),
     "trace": set(),
+    "theory": set(),
     "device": {"trace"},
     "pace": {"trace"},
     "world": {"trace", "device", "pace"},
@@ -89,6 +90,6 @@ def test_the_fork_server_imports_nothing_of_labkit():
 
 
 def test_plain_data_rooms_do_not_import_torch():
-    for name in ("trace.py", "show"):
+    for name in ("trace.py", "theory", "show"):
         for path in (ROOT / name).rglob("*.py") if (ROOT / name).is_dir() else [ROOT / name]:
             assert not [m for m in imports(path) if m.split(".")[0] in ("torch", "numpy")], path

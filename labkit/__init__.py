@@ -27,10 +27,11 @@ _HOME = {
     "trace": "labkit.trace",
     "device": "labkit.device",
     "theory": "labkit.theory",
+    "pace": "labkit.pace",
 }
 
 if TYPE_CHECKING:
-    from labkit import collectives, device, show, theory, trace
+    from labkit import collectives, device, pace, show, theory, trace
     from labkit.world.failure import ConnectionLost, Disagreement, RankDied, RankError, RunFailed, RunTimeout
     from labkit.world.launch import Run, run
 

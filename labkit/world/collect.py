@@ -11,11 +11,13 @@ from typing import Any
 
 from labkit.trace import Event, Trace, now
 from labkit.world.blame import blame
+from labkit.world.clock import too_slow
 from labkit.world.compare import compare_ledgers, find_disagreement, leftovers
 from labkit.world.failure import RankError, RunFailed, RunInterrupted, is_connection_error
 from labkit.world.journal import RanksDisagree
 from labkit.world.output import Output
 from labkit.world.pool import Pool, where
+from labkit.world.report import Report
 from labkit.world.stuck import find_cycle, rows, seen_in_table, table_text, timed_out, verdict
 from labkit.world.transport import unpack
 
@@ -34,17 +36,18 @@ class Done:
     output: list[str] = field(default_factory=list)
     trace: Trace = field(default_factory=lambda: Trace([], 0))
     leftovers: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     clean: bool = True
 
 
-def collect(pool: Pool, timeout: float) -> Done:
-    """Wait for what a pool was started on.
+def collect(pool: Pool, timeout: float, paced: bool = False) -> Done:
+    """Wait for what a pool was started on, `paced` or not.
 
     Raises:
         RunFailed, RunTimeout: See `labkit.world.failure`.
         RunInterrupted: The learner pressed stop.
     """
-    watch = _Watch(pool, timeout)
+    watch = _Watch(pool, timeout, paced)
     try:
         watch.until_over()
     except KeyboardInterrupt:
@@ -59,8 +62,8 @@ def collect(pool: Pool, timeout: float) -> Done:
 class _Watch:
     """The state of a run as the kernel sees it."""
 
-    def __init__(self, pool: Pool, timeout: float) -> None:
-        self.pool, self.world, self.timeout = pool, pool.shape.ranks, timeout
+    def __init__(self, pool: Pool, timeout: float, paced: bool) -> None:
+        self.pool, self.world, self.timeout, self.paced = pool, pool.shape.ranks, timeout, paced
         self.output = Output(self.world)
         self.reports: dict[int, Any] = {}
         self.hung_up: set[int] = set()
@@ -212,7 +215,7 @@ class _Watch:
         events = [e for p in self.reports.values() for e in p.events]
         for rank in set(range(self.world)) - self.reports.keys():
             events += seen_in_table(self.pool.table.read(rank), self.pool.zero)
-        return Trace(events, self.world)
+        return Trace(events, self.world, self.paced)
 
     def done(self) -> Done:
         reports = [self.reports[r] for r in range(self.world)]
@@ -222,7 +225,7 @@ class _Watch:
             print(f"labkit: {sentence}")
         values = [self._value(rank) for rank in range(self.world)]
         clean = not left and all(p.clean for p in reports)
-        return Done(values, output, with_ends(self.trace()), left, clean)
+        return Done(values, output, with_ends(self.trace()), left, pace_notes(reports), clean)
 
     def _value(self, rank: int) -> Any:
         try:
@@ -233,6 +236,11 @@ class _Watch:
                 "Return plain data or tensors",
                 [rank],
             ) from error
+
+
+def pace_notes(reports: list[Report]) -> list[str]:
+    """What did not go by the pace, a sentence each."""
+    return [n for p in reports for n in p.notes] + too_slow([p.ended for p in reports if p.ended is not None])
 
 
 def _may_have_a_cause(raised: Any) -> bool:
@@ -247,4 +255,4 @@ def with_ends(trace: Trace) -> Trace:
     def closed(e: Event) -> Event:
         return replace(e, end=ends.get((e.rank, e.index))) if e.end is None and e.kind == "send" else e
 
-    return Trace([closed(e) for e in trace.events], trace.ranks)
+    return Trace([closed(e) for e in trace.events], trace.ranks, trace.paced)

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
-from datetime import timedelta
 from functools import cache
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from labkit import device
-from labkit.trace import now
+from labkit import device, pace
 from labkit.world.journal import Entry, Journal, Sent, check_not_overwritten
+from labkit.world.paced import PacedBarrier, PacedReceive, PacedSend, refuse_native
 from labkit.world.table import Signature
+from labkit.world.work import RecordedWork
 
 c10d = dist.distributed_c10d
 
@@ -70,63 +70,6 @@ _COLLECTIVES: dict[str, tuple[str, Callable[[tuple], Any] | None, bool]] = {
 }
 
 
-class RecordedWork(dist.Work):
-    """A handle that tells the journal when it is waited for and when it is done."""
-
-    def __init__(self, group: RecordingGroup, work: Any, entry: Entry) -> None:
-        super().__init__()
-        self.group, self.work, self.entry = group, work, entry
-        entry.work = work
-        self._waited = False
-
-    def wait(self, *timeout: Any) -> bool:
-        if self._waited:  # gloo would wait for a second message
-            return True
-        journal = self.group.journal
-        journal.waiting(self.entry)
-        if not timeout and journal.deadline is not None and not self.entry.on_device:
-            timeout = (timedelta(seconds=max(0.01, journal.deadline - now())),)
-        try:
-            done = self.work.wait(*timeout)
-        except BaseException:
-            journal.failed(self.entry)
-            raise
-        self._waited = True
-        self.group.completed(self.entry, self.work)
-        return done
-
-    def get_future(self) -> torch.futures.Future:
-        self.entry.collected = True
-        return self.work.get_future()
-
-    def is_completed(self) -> bool:
-        done = self.work.is_completed()
-        self.entry.collected |= done
-        return done
-
-    def is_success(self) -> bool:
-        return self.work.is_success()
-
-    def exception(self) -> Any:
-        return self.work.exception()
-
-    def result(self) -> Any:
-        return self.work.result()
-
-    def synchronize(self) -> None:
-        self.work.synchronize()
-
-    def block_current_stream(self) -> None:
-        self.entry.collected = True
-        self.work.block_current_stream()
-
-    def _source_rank(self) -> int:
-        return self.work._source_rank()
-
-    def source_rank(self) -> int:
-        return self.work._source_rank()
-
-
 class RecordingGroup(dist.ProcessGroup):
     """Torch's backends behind a journal. `members` are ranks of the world; ``None`` is the whole world."""
 
@@ -163,19 +106,28 @@ class RecordingGroup(dist.ProcessGroup):
             self._label = f"{named}{{{','.join(map(str, self.members))}}}{again}"
         return self._label
 
+    @property
+    def paced(self) -> bool:
+        """Whether durations are stretched (`labkit.pace`): then only messages and barriers are possible."""
+        return pace.running() is not None
+
     def world_rank(self, rank: int) -> int:
         return rank if self.members is None else self.members[rank]
 
-    def completed(self, entry: Entry, work: Any) -> None:
-        """An operation was waited for with success."""
+    def completed(self, entry: Entry, work: Any, ended: float | None = None) -> None:
+        """An operation was waited for with success; `ended`, if it is known, is the moment when it was over."""
         if entry.operation.signature.name == "recv" and entry.operation.peer is None:
             self.journal.met(entry, self.world_rank(work._source_rank()))
-        self.journal.finished(entry)
+        self.journal.finished(entry, ended)
         check_not_overwritten(entry)
         entry.sent = None
 
     def collective(self, method: str, *args: Any, **kwargs: Any) -> RecordedWork:
         name, payload, must_agree = _COLLECTIVES[method]
+        clock = pace.running()
+        if clock is not None:
+            refuse_native(name)
+            clock.begin()
         tensors = _flat(payload(args)) if payload else []
         options = args[-1] if args else kwargs.get("opts")
         root = getattr(options, "rootRank", None)
@@ -189,6 +141,8 @@ class RecordingGroup(dist.ProcessGroup):
         on_cuda = self.nccl and any(t.is_cuda for t in tensors)
         entry = self.journal.enter("collective", signature, self.label, self.members,
                                    nbytes=sum(t.nbytes for t in tensors), on_device=on_cuda)  # fmt: skip
+        if clock is not None:
+            return PacedBarrier(self, entry, clock)
         work = self._call(entry, method, args, kwargs)
         if getattr(options, "asyncOp", False) and not on_cuda:
             # The moment it is done, not the moment somebody waits: overlap is what the pictures are about.
@@ -200,20 +154,27 @@ class RecordingGroup(dist.ProcessGroup):
         entry = self._message("send", tensor, dst, tag)
         entry.sent = Sent.watch(tensor)
         if tensor.is_cuda and not self.nccl:
-            return RecordedWork(self, device.staged_send(self.transport, tensor, dst, tag), entry)
-        return RecordedWork(self, self._call(entry, "send", (tensors, dst, tag)), entry)
+            work = device.staged_send(self.transport, tensor, dst, tag)
+        else:
+            work = self._call(entry, "send", (tensors, dst, tag))
+        clock = pace.running()
+        return RecordedWork(self, work, entry) if clock is None else PacedSend(self, work, entry, clock, dst, tag)
 
     def recv(self, tensors: list[torch.Tensor], src: int, tag: int) -> RecordedWork:
-        entry = self._message("recv", tensors[0], src, tag)
-        if tensors[0].is_cuda and not self.nccl:
-            return RecordedWork(self, device.StagedReceive(self.transport, tensors[0], src, tag), entry)
-        return RecordedWork(self, self._call(entry, "recv", (tensors, src, tag)), entry)
+        return self._receive("recv", tensors, (src,), tag)
 
     def recv_anysource(self, tensors: list[torch.Tensor], tag: int) -> RecordedWork:
-        entry = self._message("recv", tensors[0], None, tag)
+        return self._receive("recv_anysource", tensors, (), tag)
+
+    def _receive(self, method: str, tensors: list[torch.Tensor], source: tuple[int, ...], tag: int) -> RecordedWork:
+        src = source[0] if source else None
+        entry = self._message("recv", tensors[0], src, tag)
         if tensors[0].is_cuda and not self.nccl:
-            return RecordedWork(self, device.StagedReceive(self.transport, tensors[0], None, tag), entry)
-        return RecordedWork(self, self._call(entry, "recv_anysource", (tensors, tag)), entry)
+            work = device.StagedReceive(self.transport, tensors[0], src, tag)
+        else:
+            work = self._call(entry, method, (tensors, *source, tag))
+        clock = pace.running()
+        return RecordedWork(self, work, entry) if clock is None else PacedReceive(self, work, entry, clock, src, tag)
 
     def _message(self, name: str, tensor: torch.Tensor, peer: int | None, tag: int) -> Entry:
         if peer == self.rank() and not (self.nccl and tensor.is_cuda):
@@ -221,6 +182,9 @@ class RecordingGroup(dist.ProcessGroup):
                 f"rank {self.world_rank(peer)} was to {name} to or from itself, which gloo cannot: use two ranks or "
                 "more, or copy the tensor"
             )
+        clock = pace.running()
+        if clock is not None:
+            clock.begin()
         return self.journal.message(
             name, Signature(name, _name(tensor.dtype), tensor.numel()), self.label, self.members,
             nbytes=tensor.nbytes, peer=None if peer is None else self.world_rank(peer), tag=tag,

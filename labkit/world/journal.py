@@ -37,12 +37,13 @@ class RanksDisagree(RuntimeError):
 class Entry:
     """An operation under way on this rank."""
 
-    __slots__ = ("collected", "event", "on_device", "operation", "sent", "work")
+    __slots__ = ("collected", "event", "header", "nbytes", "on_device", "operation", "sent", "work")
 
-    def __init__(self, operation: Operation, event: Open | None, on_device: bool) -> None:
-        self.operation, self.event, self.on_device = operation, event, on_device
+    def __init__(self, operation: Operation, event: Open | None, nbytes: int, on_device: bool) -> None:
+        self.operation, self.event, self.nbytes, self.on_device = operation, event, nbytes, on_device
         self.collected = False  # somebody waited for it, or took its future
         self.work: Any = None  # torch's handle, kept: gloo drops a message whose handle is gone before it was taken
+        self.header: Any = None  # under a pace, kept likewise until the run is over: see `labkit.world.paced`
         self.sent: Sent | None = None
 
 
@@ -97,7 +98,7 @@ class Journal:
             peer=signature.root if peer is None else peer, dtype=signature.dtype, numel=signature.numel,
             op=signature.op, line=shown_place(place),
         )  # fmt: skip
-        entry = Entry(operation, event, on_device)
+        entry = Entry(operation, event, nbytes, on_device)
         if self.on:
             self.entries.append(entry)
             if collective and self.table is not None and self.table.conflicts(operation):
@@ -127,11 +128,12 @@ class Journal:
         entry.collected = True
         self._set(entry, WAITING)
 
-    def finished(self, entry: Entry) -> None:
+    def finished(self, entry: Entry, ended: float | None = None) -> None:
+        """It is over: just now, or since `ended`, on `now`'s clock."""
         if entry.operation.state != DONE:
             entry.work = None
             self._set(entry, DONE)
-            recorder.finish(entry.event, self.clock.stamp(entry.on_device))
+            recorder.finish(entry.event, self.clock.stamp(entry.on_device) if ended is None else ended)
 
     def failed(self, entry: Entry) -> None:
         if not self.is_over():  # else nothing failed, it only waited too long

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from labkit import device as devices
+from labkit.pace import Pace
 from labkit.trace import Trace
 from labkit.world.collect import Done, collect
 from labkit.world.interrupts import Interrupts
@@ -27,6 +28,7 @@ class Run:
         output: What rank r printed.
         trace: The events of all ranks on one clock, a `labkit.trace.Trace`.
         leftovers: Messages that nobody received and operations that nobody waited for, a sentence each.
+        notes: Under a pace, what did not go by it, a sentence each.
     """
 
     name: str
@@ -34,6 +36,7 @@ class Run:
     output: list[str]
     trace: Trace
     leftovers: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     @property
     def ranks(self) -> int:
@@ -56,7 +59,7 @@ def run(
     ranks: int = 4,
     nodes: int = 1,
     device: str = "auto",
-    pace: Any = None,
+    pace: Pace | None = None,
     timeout: float = 60,
     record: bool = True,
     **kwargs: Any,
@@ -75,7 +78,7 @@ def run(
         ranks: Number of ranks.
         nodes: Pretended hosts; ranks are split evenly among them, in order (LOCAL_RANK, GROUP_RANK).
         device: ``"auto"`` (a GPU a rank where there are any), ``"cpu"`` or ``"cuda"``.
-        pace: Hardware the learner does not own; ``None`` is as fast as it goes.
+        pace: Hardware the learner does not own, a `labkit.pace.Pace`; ``None`` is as fast as it goes.
         timeout: Seconds for `fn`; starting the ranks has a limit of its own.
         record: Note every operation. ``False`` uses torch's bare backends: no trace, no disagreement found.
 
@@ -96,7 +99,8 @@ def run(
         >>> labkit.run(total, ranks=3).values       # doctest: +SKIP
         [6, 6, 6]
     """
-    _check(fn, ranks, nodes, device, pace, timeout)
+    _check(fn, ranks, nodes, device, timeout)
+    _check_pace(pace, ranks, record)
     if "LABKIT_RANK" in os.environ:
         raise RuntimeError(
             f"labkit.run was called inside rank {os.environ['LABKIT_RANK']} of a run: a rank does not start ranks. "
@@ -105,11 +109,12 @@ def run(
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         from labkit.world.torchrun import run_as_rank
 
-        done = run_as_rank(fn, args, kwargs, ranks=ranks, device=device, timeout=timeout, record=record)
+        done = run_as_rank(fn, args, kwargs, ranks=ranks, device=device, pace=pace, timeout=timeout, record=record)
     else:
         shape = Shape(ranks, nodes, devices.choose(device, ranks), record)
-        done = _run_on_pool(shape, {"call": pack_call(fn, args, kwargs)}, timeout)
-    return Run(getattr(fn, "__name__", type(fn).__name__), done.values, done.output, done.trace, done.leftovers)
+        done = _run_on_pool(shape, {"call": pack_call(fn, args, kwargs), "pace": pace}, timeout)
+    name = getattr(fn, "__name__", type(fn).__name__)
+    return Run(name, done.values, done.output, done.trace, done.leftovers, done.notes)
 
 
 def _run_on_pool(shape: Shape, order: dict[str, Any], timeout: float) -> Done:
@@ -119,7 +124,7 @@ def _run_on_pool(shape: Shape, order: dict[str, Any], timeout: float) -> Done:
         clean = False
         try:
             with gate.opened():
-                done = collect(pool, timeout)
+                done = collect(pool, timeout, order["pace"] is not None)
             clean = done.clean
         finally:
             if clean:
@@ -144,7 +149,7 @@ def _started(shape: Shape, order: dict[str, Any]) -> Pool:
     raise StartError("the ranks end as soon as they have started; see `labkit doctor`")
 
 
-def _check(fn: Any, ranks: Any, nodes: Any, device: Any, pace: Any, timeout: Any) -> None:
+def _check(fn: Any, ranks: Any, nodes: Any, device: Any, timeout: Any) -> None:
     """Refuse what cannot work, before anything is started."""
     if not callable(fn):
         raise TypeError(f"fn must be a function to call on every rank, not {fn!r}: pass the function, without ()")
@@ -163,5 +168,13 @@ def _check(fn: Any, ranks: Any, nodes: Any, device: Any, pace: Any, timeout: Any
         raise TypeError(f"timeout must be a number of seconds, not {timeout!r}")
     if not timeout > 0:
         raise ValueError(f"timeout={timeout}: expected a positive number of seconds")
-    if pace is not None:
-        raise TypeError(f"pace must be None here, not {pace!r}")
+
+
+def _check_pace(pace: Any, ranks: int, record: bool) -> None:
+    if pace is None:
+        return
+    if not isinstance(pace, Pace):
+        raise TypeError(f"pace must be a labkit.pace.Pace or None, not {pace!r}")
+    pace.check_ranks(ranks)
+    if not record:
+        raise ValueError("record=False with a pace: the recording process group applies it; leave out record=False")

@@ -28,6 +28,8 @@ class Report:
     raised: Raised | None = None
     events: list[Event] = field(default_factory=list)
     ledger: Ledger | None = None
+    notes: list[str] = field(default_factory=list)
+    ended: tuple[float, float] | None = None  # under a pace: virtual and real end
     files: dict[str, int] = field(default_factory=dict)
     clean: bool = True
     run: int = 0

@@ -7,6 +7,8 @@ import sys
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from labkit.world.wording import counted
+
 if TYPE_CHECKING:
     from labkit.world.launch import Run
 
@@ -32,7 +34,12 @@ def summary(run: Run) -> str:
     """Plain text: a line a rank."""
     lines = [f"{run.name} on {run.ranks} ranks"]
     lines += [f"  rank {rank}  {short(value)}" for rank, value in enumerate(run.values)]
-    return "\n".join(lines)
+    return "\n".join(lines + _notes(run))
+
+
+def _notes(run: Run) -> list[str]:
+    """How many there are; they hold times, which no two runs share."""
+    return [f"{counted(len(run.notes), 'note')} on the pace: run.notes"] if run.notes else []
 
 
 def html(run: Run) -> str:
@@ -42,4 +49,5 @@ def html(run: Run) -> str:
         "</code></td></tr>"
         for rank, value in enumerate(run.values)
     )
-    return f"<div><code>{escape(run.name)}</code> on {run.ranks} ranks<table>{rows}</table></div>"
+    notes = "".join(f"<div>{note}</div>" for note in _notes(run))
+    return f"<div><code>{escape(run.name)}</code> on {run.ranks} ranks<table>{rows}</table>{notes}</div>"

@@ -23,9 +23,10 @@ import torch
 import torch.distributed as dist
 
 from labkit import device as devices
+from labkit.pace import Pace
 from labkit.trace import Trace, now
 from labkit.world.blame import blame
-from labkit.world.collect import Done, with_ends
+from labkit.world.collect import Done, pace_notes, with_ends
 from labkit.world.compare import compare_ledgers, leftovers
 from labkit.world.failure import RunFailed, is_connection_error
 from labkit.world.join import join
@@ -52,6 +53,7 @@ def run_as_rank(
     *,
     ranks: int,
     device: str,
+    pace: Pace | None,
     timeout: float,
     record: bool,
 ) -> Done:
@@ -71,7 +73,7 @@ def run_as_rank(
     timeout = min(timeout, 1e6)  # clocks of the libraries below cannot hold more
     if ranks != size:
         raise ValueError(f"ranks={ranks}, but torchrun started WORLD_SIZE={size} ranks: make them equal")
-    return _member(device, record).run(fn, args, kwargs, timeout)
+    return _member(device, record).run(fn, args, kwargs, pace, timeout)
 
 
 @dataclass
@@ -122,7 +124,9 @@ class Member:
         place = dist.PrefixStore(f"labkit/world{self.number}", self.store)
         join(place, self.rank, self.size, self.plan, self.journal, loopback=False)
 
-    def run(self, fn: Callable[..., Any], args: tuple, kwargs: dict[str, Any], timeout: float) -> Done:
+    def run(
+        self, fn: Callable[..., Any], args: tuple, kwargs: dict[str, Any], pace: Pace | None, timeout: float
+    ) -> Done:
         self.number += 1
         self.table.clear(self.rank)
         zero = torch.tensor([now()], dtype=torch.float64)
@@ -130,10 +134,11 @@ class Member:
         deadline = now() + timeout
         text: list[str] = []
         with _tee(text), self._limit(deadline, timeout):
-            report = call(lambda: (fn, args, kwargs), self.rank, 0, zero.item() - self.offset, self.journal)
+            report = call(lambda: (fn, args, kwargs), self.rank, 0, zero.item() - self.offset, self.journal, pace,
+                          self.offset)  # fmt: skip
             late = self.journal.is_over() if self.journal is not None else now() > deadline
         told = self._exchange(report, "".join(text), late, timeout)
-        return self._done(told, timeout)
+        return self._done(told, pace is not None, timeout)
 
     @contextlib.contextmanager
     def _limit(self, deadline: float, timeout: float) -> Iterator[None]:
@@ -178,12 +183,12 @@ class Member:
                 self.store.delete_key(key + str(r))
         return told
 
-    def _done(self, told: list[Told], timeout: float) -> Done:
+    def _done(self, told: list[Told], paced: bool, timeout: float) -> Done:
         output = Output(self.size)
         for rank, t in enumerate(told):
             output.add(rank, t.output.encode())
         events = [e for t in told for e in t.report.events]
-        done = Done(trace=with_ends(Trace(events, self.size)))
+        done = Done(trace=with_ends(Trace(events, self.size, paced)))
         failure = self._failure(told, timeout)
         left = [] if failure else leftovers([t.report.ledger for t in told if t.report.ledger is not None])
         if failure is not None or left or not dist.is_initialized():
@@ -196,6 +201,7 @@ class Member:
                 print(f"labkit: {sentence}")
         done.values = [unpack(t.report.value) for t in told if t.report.value is not None]
         done.output, done.leftovers = output.texts(), left
+        done.notes = pace_notes([t.report for t in told])
         return done
 
     def _failure(self, told: list[Told], timeout: float) -> RunFailed | None:

@@ -26,10 +26,12 @@ import torch
 import torch.distributed as dist
 
 from labkit import device
+from labkit.pace import Pace
 from labkit.trace import recorder
 from labkit.world.forkserver import watch_process
 from labkit.world.join import join
 from labkit.world.journal import Journal
+from labkit.world.paced import paced
 from labkit.world.place import is_installed, learners_line
 from labkit.world.report import Raised, Report
 from labkit.world.table import OperationTable
@@ -70,13 +72,16 @@ def main(spec: dict[str, Any], control: int, probe: int, table: int) -> None:
 def run_once(order: dict[str, Any], rank: int, journal: Journal | None, start: CleanStart) -> Report:
     """One run: set the scene, call the learner's function, take stock, put everything back."""
     start.scene(order)
-    report = call(lambda: unpack(order["call"]), rank, order["seed"], order["zero"], journal)
+    report = call(lambda: unpack(order["call"]), rank, order["seed"], order["zero"], journal, order.get("pace"))
     report.clean = start.restore()
     _flush()
     return report
 
 
-def call(load: Callable[[], tuple], rank: int, seed: int, zero: float, journal: Journal | None) -> Report:
+def call(
+    load: Callable[[], tuple], rank: int, seed: int, zero: float, journal: Journal | None, pace: Pace | None = None,
+    offset: float = 0.0,
+) -> Report:  # fmt: skip
     """Call the function that `load` gives, and report what came of it. Used under torchrun as well."""
     report = Report()
     device.begin_run()
@@ -87,8 +92,12 @@ def call(load: Callable[[], tuple], rank: int, seed: int, zero: float, journal: 
         recorder.begin(rank)
     try:
         fn, args, kwargs = load()
-        report.value = pack_value(fn(*args, **kwargs))
-        device.synchronize()
+        with paced(pace, rank, journal, offset) as clock:
+            value = fn(*args, **kwargs)
+            device.synchronize()
+        report.value = pack_value(value)
+        if clock is not None:
+            report.notes, report.ended = clock.notes(), clock.ended()
     except BaseException as error:  # SystemExit too: a rank never ends on its own
         report.raised = describe(error)
         if "initialize the default process group twice" in report.raised.message:

@@ -1,0 +1,242 @@
+"""Programs for ranks under a pace: a ring and a tree by hand, on torch's own isend and irecv, and smaller ones."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+
+import torch
+import torch.distributed as dist
+
+from labkit import pace, trace
+
+rank, size = dist.get_rank, dist.get_world_size
+
+
+def timed(fn, *args):
+    """Seconds that `fn` takes on this rank."""
+    start = time.perf_counter()
+    fn(*args)
+    return time.perf_counter() - start
+
+
+def exchange(send, to, receive, source):
+    """One step of a ring."""
+    for work in (dist.isend(send, to), dist.irecv(receive, source)):
+        work.wait()
+
+
+def prepared(numel, other):
+    """A tensor full of the rank's number, and another one. With compute={"prepare": …} it costs all ranks the same."""
+    with pace.section("prepare"):
+        return torch.full((numel,), float(rank())), torch.zeros(other)
+
+
+def ring(numel):
+    """Ring all-reduce of the ranks' numbers; returns (seconds, first and last element)."""
+    x, buffer = prepared(numel, -(-numel // size()))
+    chunks = x.tensor_split(size())
+    right, left = (rank() + 1) % size(), (rank() - 1) % size()
+
+    def run():
+        for s in range(1, size()):
+            chunk = chunks[(rank() - 1 - s) % size()]
+            exchange(chunks[(rank() - s) % size()], right, buffer[: len(chunk)], left)
+            chunk += buffer[: len(chunk)]
+        for s in range(1, size()):
+            exchange(chunks[(rank() - s + 1) % size()], right, chunks[(rank() - s) % size()], left)
+
+    return timed(run), x[0].item(), x[-1].item()
+
+
+def tree(numel):
+    """Binomial tree for four ranks: reduce to 0, then broadcast; returns (seconds, first and last element)."""
+    x, other = prepared(numel, numel)
+    edges = [(1, 0), (3, 2), (2, 0), (0, 2), (0, 1), (2, 3)]
+
+    def run():
+        for number, (source, target) in enumerate(edges):
+            if rank() == source:
+                dist.send(x, target)
+            if rank() == target:
+                dist.recv(other, source)
+                x.add_(other) if number < 3 else x.copy_(other)
+
+    return timed(run), x[0].item(), x[-1].item()
+
+
+def sections(count, name="forward"):
+    def run():
+        for _ in range(count):
+            with pace.section(name):
+                pass
+
+    return timed(run)
+
+
+def overlap(numel):
+    """A message under way while both ranks compute; returns (seconds of all, whether it was complete before, after)."""
+    x = torch.ones(numel)
+    seen = []
+
+    def run():
+        work = dist.isend(x, 1) if rank() == 0 else dist.irecv(x, 0)
+        with pace.section("forward"):
+            seen.append(work.is_completed())
+        work.wait()
+        seen.append(work.is_completed())
+
+    return timed(run), *seen
+
+
+def looked_at_late(numel):
+    """The message is over long before somebody waits for it."""
+    x = torch.ones(numel)
+    work = dist.isend(x, 1) if rank() == 0 else dist.irecv(x, 0)
+    with pace.section("forward"):
+        pass
+    work.wait()
+
+
+def into_one(numel):
+    """Ranks 0 and 1 send to 2 at once."""
+    x, y = torch.ones(numel), torch.ones(numel)
+
+    def run():
+        if rank() < 2:
+            dist.send(x, 2)
+        else:
+            for work in [dist.irecv(x, 0), dist.irecv(y, 1)]:
+                work.wait()
+
+    return timed(run)
+
+
+def both_ways(numel):
+    x, y = torch.ones(numel), torch.zeros(numel)
+    return timed(exchange, x, 1 - rank(), y, 1 - rank())
+
+
+def pairs(numel):
+    """Rank 0 sends to 1 and then, a message of the same size, 1 to 2; returns the seconds to either's arrival."""
+    x, begun = torch.ones(numel), time.perf_counter()
+    if rank() > 0:
+        dist.recv(x, rank() - 1)
+    arrived = time.perf_counter() - begun
+    if rank() < 2:
+        dist.send(x, rank() + 1)
+    return arrived
+
+
+def from_anybody(numel):
+    x = torch.ones(numel)
+    if rank() == 1:
+        return timed(dist.recv, x.zero_()), x[0].item()
+    return timed(dist.send, x, 1), x[0].item()
+
+
+class Aside(threading.Thread):
+    """Work in a thread that takes this one's clock over, after the one before it."""
+
+    def __init__(self, work, before=None):
+        super().__init__()
+        self.work, self.before, self.branch = work, before, trace.branch()
+        self.start()
+
+    def run(self):
+        if self.before is not None:
+            self.before.join()
+        with self.branch:
+            self.work()
+
+    def wait(self):
+        self.join()
+        self.branch.join()
+
+
+def branches(numel):
+    """Two messages, one after another in threads, beside a section; returns the seconds of all."""
+    x = torch.ones(numel)
+
+    def message():
+        dist.send(x, 1) if rank() == 0 else dist.recv(x, 0)
+
+    def run():
+        first = Aside(message)
+        second = Aside(message, first)
+        with pace.section("forward"):
+            pass
+        second.wait()
+
+    return timed(run)
+
+
+def barriers():
+    """Rank 1 works before a barrier of all; then 0 and 1 have one of their own."""
+    pair = dist.new_group([0, 1])
+
+    def run():
+        if rank() == 1:
+            with pace.section("forward"):
+                pass
+        dist.barrier()
+        if rank() == 0:
+            with pace.section("forward"):
+                pass
+        if rank() < 2:
+            dist.barrier(group=pair)
+
+    return timed(run), dist.group.WORLD.paced
+
+
+def native(name):
+    x, parts = torch.ones(2), [torch.ones(2) for _ in range(size())]
+    calls = {
+        "all_reduce": lambda: dist.all_reduce(x),
+        "broadcast": lambda: dist.broadcast(x, 0),
+        "all_gather": lambda: dist.all_gather(parts, x),
+        "reduce_scatter": lambda: dist.reduce_scatter(x, parts),
+    }
+    calls[name]()
+
+
+def sleep_outside(seconds, to_end=0.0):
+    """Work that no section knows of, between two messages."""
+    x = torch.ones(1)
+    exchange(x, 1 - rank(), x.clone(), 1 - rank())
+    time.sleep(seconds)
+    exchange(x, 1 - rank(), x.clone(), 1 - rank())
+    time.sleep(to_end)
+
+
+def sleep_inside(seconds):
+    with pace.section("forward"):
+        time.sleep(seconds)
+
+
+def many_messages(count):
+    x, y = torch.ones(1 << 16), torch.ones(1 << 16)
+    for _ in range(count):
+        exchange(x, 1 - rank(), y, 1 - rank())
+
+
+def what_is_left():
+    from labkit.trace import recorder
+
+    return os.getpid(), pace.running(), len(recorder.carriers), threading.active_count()
+
+
+def killed_while_asleep(numel):
+    x = torch.ones(numel)
+    if rank() == 0:
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    dist.send(x, 1) if rank() == 0 else dist.recv(x, 0)
+
+
+def fails_on(who, numel):
+    x = torch.ones(numel)
+    if rank() == who:
+        raise ValueError("boom")
+    dist.recv(x, who)

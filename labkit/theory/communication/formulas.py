@@ -48,12 +48,12 @@ def cost(operation: str, algorithm: str, ranks: int, node_size: int | None = Non
     γ is the first half's. scatter and gather (n: one rank's part) cost what a central broadcast does; all_to_all (n:
     a rank's whole input) is the mesh's all-gather. halving_doubling with p no power of two folds first: with
     q = 2^⌊log₂p⌋ instead of p, plus 2(α + nβ) + nγ. hierarchical with K nodes of m: a ring's of p = m, plus a ring's
-    of p = K with n/m, times the most chunks of a rank if the last node has fewer than m.
+    of p = K with n/m. If the last node has fewer ranks, one of them has most chunks, w of m: then w times as much
+    between nodes, and w·n/m at each step inside that node, if that is slower.
 
     Assumptions: one full-duplex port a rank, links all alike, ranks that begin together. The central root's messages
     follow each other with their latencies, as in Hockney's model; those of a mesh overlap. `paced_time` overlaps both.
-    For tree with p no power of two it is an upper bound. For a smaller last node it is an estimate: ranks that are
-    done early send on, and fill the ports of those that are not.
+    For tree with p no power of two, and hierarchical with a smaller last node, it is an upper bound.
 
     Raises:
         TypeError, ValueError: As `plan`.
@@ -93,14 +93,20 @@ def _halving_doubling(p: int) -> Cost:
 
 def _two_levels(p: int, node_size: int) -> tuple[Cost, Cost]:
     """Inside a node, and between nodes."""
-    nodes, m = -(-p // node_size), min(node_size, p)
-    chunks = -(-m // (p - (nodes - 1) * node_size))  # of the rank with most, which is in the last node
+    nodes, m, last, most = _nodes(p, node_size)
     between = _one_level("all_reduce", "ring", nodes)
-    share = Fraction(chunks, m)
+    part, share = Fraction(max(m - 1, (last - 1) * most), m), Fraction(most, m)
     return (
-        _one_level("all_reduce", "ring", m),
-        Cost(chunks * between.alpha, share * between.beta, share * between.gamma),
+        Cost(2 * (m - 1), 2 * part, part),
+        Cost(most * between.alpha, share * between.beta, share * between.gamma),
     )
+
+
+def _nodes(p: int, node_size: int) -> tuple[int, int, int, int]:
+    """Nodes, ranks of a full one (and chunks), ranks of the last one, chunks of its rank with most."""
+    nodes, m = -(-p // node_size), min(node_size, p)
+    last = p - (nodes - 1) * node_size
+    return nodes, m, last, -(-m // last)
 
 
 def time(
@@ -153,15 +159,17 @@ def _segmented(
     between: tuple[float, float],
 ) -> float:  # fmt: skip
     if node_size is None:
-        return (1 + (operation == "all_reduce")) * _ring_phase(ranks, nbytes, *link, segments)
-    nodes, m = -(-ranks // node_size), min(node_size, ranks)
-    chunks = -(-m // (ranks - (nodes - 1) * node_size))
-    outer = _ring_phase(nodes, nbytes / m, *between, segments)
-    return 2 * _ring_phase(m, nbytes, *link, segments) + 2 * chunks * outer
+        phase = _ring_phase(ranks - 1, nbytes / ranks, *link, segments)
+        return 2 * phase if operation == "all_reduce" else phase
+    nodes, m, last, most = _nodes(ranks, node_size)
+    full = _ring_phase(m - 1, nbytes / m, *link, segments)
+    smaller = _ring_phase(last - 1, most * nbytes / m, *link, segments)
+    return 2 * max(full, smaller) + 2 * most * _ring_phase(nodes - 1, nbytes / (m * nodes), *between, segments)
 
 
-def _ring_phase(ranks: int, nbytes: float, alpha: float, beta: float, segments: int) -> float:
-    hops, s = ranks - 1, nbytes * beta / (ranks * segments)
+def _ring_phase(hops: int, chunk: float, alpha: float, beta: float, segments: int) -> float:
+    """Seconds of a reduce-scatter or all-gather; `chunk` in bytes."""
+    s = chunk * beta / segments
     return max(hops * (alpha + s) + (segments - 1) * s, alpha + hops * segments * s) if hops else 0.0
 
 

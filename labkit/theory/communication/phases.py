@@ -117,8 +117,9 @@ def mesh(ranks: int, chunk_of: Callable[[int, int], int], chunks: Sequence[range
     """Everyone to everyone at once, each beginning with its right neighbour. `chunk_of` a source and a target."""
     moves = [
         Move(1, rank, target, chunks[chunk], chunk, reduces=reduces)
+        for distance in range(1, ranks)
         for rank in range(ranks)
-        for target in ((rank + distance) % ranks for distance in range(1, ranks))
+        for target in [(rank + distance) % ranks]
         for chunk in [chunk_of(rank, target)]
     ]
     return Phase(range(ranks), 1, moves)

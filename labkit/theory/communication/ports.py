@@ -1,9 +1,10 @@
 """A plan played on ranks with one port each: when every rank has finished, also when something is slow or late.
 
-A port has an outgoing and an incoming side, each of which moves one message at a time, in the order in which messages
-are ready. A message of b bytes takes b/bandwidth on the sender's side, and as long on the receiver's, where it begins
-one latency later at the earliest. A rank sends all messages of a step at once and goes on when they have left and
-those of the step have come. `labkit.pace` does the same to real messages between real ranks.
+A port has an outgoing and an incoming side, each of which moves one message at a time. A message of b bytes takes
+b/bandwidth on the sender's side, and as long on the receiver's, where it begins one latency later at the earliest. A
+rank sends all messages of a step at once, and goes on when they have left and those of the step have come. Its port
+takes messages in the order in which the rank waits for them, each in the first gap that is long enough: what comes
+early for a later step does not hold up this one. `labkit.pace` does the same to real messages between real ranks.
 
 Source: the one-port model of Hockney's α and β, as in Chan et al., "Collective communication: theory, practice, and
 experience" (2007); with queues instead of the assumption that there are none.
@@ -11,7 +12,7 @@ experience" (2007); with queues instead of the assumption that there are none.
 
 from __future__ import annotations
 
-import heapq
+from bisect import insort
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -128,54 +129,71 @@ class _Rank:
         return [r for r in self.under_way.values() if r.phase != following.phase or r.segment == following.segment]
 
 
+class _Side:
+    """One side of a port. It is busy at times that do not overlap, in order."""
+
+    def __init__(self) -> None:
+        self.busy: list[tuple[float, float]] = []
+
+    def book(self, ready: float, length: float) -> float:
+        """When a message that is ready then has passed: it takes the first gap that is long enough."""
+        begin = ready
+        for start, end in self.busy:
+            if start >= begin + length * (1 - 1e-9):  # but for rounding
+                break
+            begin = max(begin, end)
+        insort(self.busy, (begin, begin + length))
+        return begin + length
+
+
 class _Play:
-    """The ranks and their ports. Messages take the ports in the order of readiness, so time never goes back."""
+    """The ranks and their ports. A rank goes on as soon as what it waits for has been sent, whenever it arrives."""
 
     def __init__(self, plan: Plan, network: _Network, gamma: float, starts: list[float]) -> None:
         self.messages, self.network, self.gamma = plan.messages, network, gamma
         self.ranks = [_Rank(*of_rank) for of_rank in zip(_rounds(plan), starts, strict=True)]
-        self.outgoing, self.incoming = [0.0] * plan.ranks, [0.0] * plan.ranks
+        self.outgoing, self.incoming = [0.0] * plan.ranks, [_Side() for _ in self.ranks]
         self.left: dict[int, float] = {}
-        self.arrived: dict[int, float] = {}
-        self.on_the_way: list[tuple[float, int]] = []  # (ready for the target's port, message)
+        self.ready: dict[int, float] = {}  # for the target's port
 
     def finish(self) -> list[float]:
-        for rank in self.ranks:
-            self.go_on(rank)
-        while self.on_the_way:
-            ready, n = heapq.heappop(self.on_the_way)
-            target = self.messages[n].target
-            begin = max(ready, self.incoming[target])
-            self.arrived[n] = self.incoming[target] = begin + self.network.times(self.messages[n])[1]
-            self.go_on(self.ranks[target])
+        able = list(range(len(self.ranks)))
+        while able:
+            able += self.go_on(self.ranks[able.pop()])
         return [rank.clock for rank in self.ranks]
 
-    def go_on(self, rank: _Rank) -> None:
-        """As far as it is known when the awaited messages come."""
+    def go_on(self, rank: _Rank) -> list[int]:
+        """Up to a message that has not been sent yet; the ranks that may go on because of it."""
+        able: list[int] = []
         while rank.next <= len(rank.rounds):
             awaited = rank.awaited()
-            if any(n not in self.arrived for r in awaited for n in r.receives):
-                return
+            if any(n not in self.ready for r in awaited for n in r.receives):
+                break
             for r in awaited:
                 self.wait(rank, r)
             if rank.next < len(rank.rounds):
-                self.start(rank, rank.rounds[rank.next])
+                able += self.start(rank, rank.rounds[rank.next])
             rank.next += 1
+        return able
 
     def wait(self, rank: _Rank, r: _Round) -> None:
-        ends = [self.left[n] for n in r.sends] + [self.arrived[n] for n in r.receives]
+        ends = [self.left[n] for n in r.sends]
+        for n in r.receives:
+            m = self.messages[n]
+            ends.append(self.incoming[m.target].book(self.ready[n], self.network.times(m)[1]))
         reduced = sum(self.messages[n].nbytes for n in r.receives if self.messages[n].reduces)
         rank.clock = max(rank.clock, *ends) + self.gamma * reduced
         del rank.under_way[r.segment]
 
-    def start(self, rank: _Rank, r: _Round) -> None:
+    def start(self, rank: _Rank, r: _Round) -> list[int]:
         for n in r.sends:
-            source = self.messages[n].source
-            latency, duration = self.network.times(self.messages[n])
-            begin = max(rank.clock, self.outgoing[source])
-            self.left[n] = self.outgoing[source] = begin + duration
-            heapq.heappush(self.on_the_way, (begin + latency, n))
+            m = self.messages[n]
+            latency, duration = self.network.times(m)
+            begin = max(rank.clock, self.outgoing[m.source])
+            self.left[n] = self.outgoing[m.source] = begin + duration
+            self.ready[n] = begin + latency
         rank.under_way[r.segment] = r
+        return [self.messages[n].target for n in r.sends]
 
 
 def _rounds(plan: Plan) -> list[list[_Round]]:
@@ -224,8 +242,7 @@ def straggler(
     Four ranks and a large tensor: a link at a fifth of its speed makes a ring five times as slow, and a tree not at
     all if it is none of its edges; a rank whose port is at a fifth makes both five times as slow; of a late rank both
     wait for. A tree can miss a link, never a rank. (A late inner rank of a tree saves one message's time: its child's
-    message has come meanwhile.) Where a port takes messages from several ranks, as in halving_doubling, one that comes
-    early can hold up one that is needed sooner, and the port at a fifth costs more than five times.
+    message has come meanwhile.)
 
     Args:
         nbytes: A whole number of bytes, as `plan` counts `elements`.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 
-SUBJECTS = ("launch",)
+SUBJECTS = ("collectives", "launch")
 
 
 def main(arguments: list[str]) -> int:

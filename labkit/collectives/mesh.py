@@ -17,19 +17,21 @@ from labkit.trace import label
 def all_reduce(peers: Peers, flat: torch.Tensor, reduction: Reduction) -> None:
     """Reduce-scatter, then all-gather. `flat`: (elements,), in place."""
     chunks = flat.tensor_split(len(peers))
-    reduce_scatter(peers, chunks, reduction)
+    reduce_scatter(peers, chunks, reduction, output=chunks[peers.me])
     all_gather(peers, chunks, first_step=2)
 
 
-def reduce_scatter(peers: Peers, chunks: Sequence[torch.Tensor], reduction: Reduction) -> None:
-    """Everybody sends me its copy of my chunk; afterwards ``chunks[me]`` is reduced."""
-    mine = chunks[peers.me]
-    rooms = {peer: torch.empty_like(mine) for peer in _from_the_left(peers)}
+def reduce_scatter(
+    peers: Peers, chunks: Sequence[torch.Tensor], reduction: Reduction, output: torch.Tensor
+) -> None:  # fmt: skip
+    """Everybody sends me its copy of my chunk; reduced, it goes to `output`, which may be the chunk itself."""
+    rooms = {peer: torch.empty_like(output) for peer in _from_the_left(peers)}
     with label(step=1):
         to_all = [(chunks[peer], peer) for peer in _from_the_right(peers)]
         peers.exchange(send=to_all, receive=[(room, peer) for peer, room in rooms.items()]).wait()
+    output.copy_(chunks[peers.me])
     for done, room in enumerate(rooms.values(), start=1):
-        reduction(mine, room, (done, 1))
+        reduction(output, room, (done, 1))
 
 
 def all_gather(peers: Peers, chunks: Sequence[torch.Tensor], first_step: int = 1) -> None:

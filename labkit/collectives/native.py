@@ -13,27 +13,28 @@ reduce_scatter: Callable[..., Any] = getattr(dist, "reduce_scatter_single", None
 
 
 class CopiedBack:
-    """A handle of torch's, of a call on a contiguous copy: once it is done, the copy goes back to the tensor."""
+    """A handle of torch's, of a call on contiguous copies: once it is done, the copies go back to the tensors."""
 
-    def __init__(self, work: Any, tensor: torch.Tensor, copy: torch.Tensor) -> None:
-        self._work, self._tensor, self._copy = work, tensor, copy
+    def __init__(self, work: Any, copies: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        self._work, self._copies = work, copies
 
     def wait(self) -> bool:
         done = self._work.wait()
-        self._tensor.copy_(self._copy)
+        for tensor, copy in self._copies:
+            tensor.copy_(copy)
         return done
 
     def is_completed(self) -> bool:
         return self._work.is_completed()
 
 
-def on_contiguous(tensor: torch.Tensor, call: Callable[[torch.Tensor], Any]) -> Any:
-    """`call` fills a contiguous tensor, and returns torch's handle or ``None``; `tensor` need not be contiguous."""
-    if tensor.is_contiguous():
-        return call(tensor)
-    copy = tensor.contiguous()
-    work = call(copy)
+def on_contiguous(tensors: list[torch.Tensor], call: Callable[..., Any]) -> Any:
+    """`call` fills contiguous tensors, and returns torch's handle or ``None``; `tensors` need not be contiguous."""
+    contiguous = [tensor.contiguous() for tensor in tensors]
+    work = call(*contiguous)
+    copies = [(t, c) for t, c in zip(tensors, contiguous, strict=True) if t is not c]
     if work is not None:
-        return CopiedBack(work, tensor, copy)
-    tensor.copy_(copy)
+        return CopiedBack(work, copies) if copies else work
+    for tensor, copy in copies:
+        tensor.copy_(copy)
     return None

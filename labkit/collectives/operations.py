@@ -61,7 +61,7 @@ def all_reduce(
     node_size = _node_size(group, node_size)
     chosen = _choose("all_reduce", algorithm, group, t, reduction)
     if chosen == "native":
-        return native.on_contiguous(t, lambda c: dist.all_reduce(c, reduction.native, group, async_op))
+        return native.on_contiguous([t], lambda c: dist.all_reduce(c, reduction.native, group, async_op))
     run: Callable[[Peers, torch.Tensor], None] = {
         "ring": lambda peers, flat: ring.all_reduce(peers, flat, reduction, segments),
         "tree": lambda peers, flat: tree.all_reduce(peers, flat, reduction),
@@ -85,7 +85,7 @@ def reduce_scatter(
     """Reduce `input` over all ranks and leave part r of it on rank r.
 
     Args:
-        output: (elements / N), this rank's part; any shape with so many elements.
+        output: (elements / N), this rank's part; any shape with so many elements. It may be a part of `input`.
         input: (elements), not changed. Its parts are consecutive, one a rank.
         op, group, async_op, segments: As in `all_reduce`.
         algorithm: ``"native"``, ``"ring"``, ``"mesh"`` or ``None``.
@@ -100,21 +100,22 @@ def reduce_scatter(
     reduction = Reduction(op, whole.dtype)
     chosen = _choose("reduce_scatter", algorithm, group, whole, reduction)
     if chosen == "native":
-        flat = whole.contiguous().view(-1)
+        flat = _flat(whole)
         return native.on_contiguous(
-            part, lambda p: native.reduce_scatter(p.view(-1), flat, reduction.native, group, async_op)
+            [part], lambda p: native.reduce_scatter(p.view(-1), flat, reduction.native, group, async_op)
         )
 
-    def work(peers: Peers) -> None:
-        chunks = whole.reshape(-1).clone().tensor_split(len(peers))
+    def fill(peers: Peers, flat: torch.Tensor) -> None:
+        chunks = _flat(_apart(whole, part)).tensor_split(len(peers))  # the output is filled before the end
         if chosen == "ring":
-            ring.reduce_scatter(peers, chunks, reduction, segments)
+            ring.reduce_scatter(peers, chunks, reduction, segments, output=flat)
         else:
-            mesh.reduce_scatter(peers, chunks, reduction)
-        reduction.finish(chunks[peers.me], len(peers))
-        part.copy_(chunks[peers.me].view(part.shape))
+            mesh.reduce_scatter(peers, chunks, reduction, output=flat)
+        reduction.finish(flat, len(peers))
 
-    return _start(f"reduce_scatter {chosen}", whole, group, async_op, work)
+    return _start(
+        f"reduce_scatter {chosen}", whole, group, async_op, lambda peers: _in_place(part, lambda f: fill(peers, f))
+    )
 
 
 def all_gather(
@@ -138,8 +139,8 @@ def all_gather(
     check.whole_number("segments", segments)
     chosen = _choose("all_gather", algorithm, group, whole)
     if chosen == "native":
-        mine = part.contiguous().view(-1)
-        return native.on_contiguous(whole, lambda w: native.all_gather(w.view(-1), mine, group, async_op))
+        mine = _flat(part)
+        return native.on_contiguous([whole], lambda w: native.all_gather(w.view(-1), mine, group, async_op))
 
     def fill(peers: Peers, flat: torch.Tensor) -> None:
         chunks = flat.tensor_split(len(peers))
@@ -169,7 +170,7 @@ def broadcast(
     t, root = check.tensor("tensor", tensor), check.in_group("src", src, group)
     chosen = _choose("broadcast", algorithm, group, t)
     if chosen == "native":
-        return native.on_contiguous(t, lambda c: dist.broadcast(c, src, group, async_op))
+        return native.on_contiguous([t], lambda c: dist.broadcast(c, src, group, async_op))
     run = tree.broadcast if chosen == "tree" else central.broadcast
     return _start(f"broadcast {chosen}", t, group, async_op,
                   lambda peers: _in_place(t, lambda flat: run(peers, flat, root)))  # fmt: skip
@@ -192,11 +193,11 @@ def reduce(
     reduction = Reduction(op, t.dtype)
     chosen = _choose("reduce", algorithm, group, t, reduction)
     if chosen == "native":
-        return native.on_contiguous(t, lambda c: dist.reduce(c, dst, reduction.native, group, async_op))
+        return native.on_contiguous([t], lambda c: dist.reduce(c, dst, reduction.native, group, async_op))
     run = tree.reduce if chosen == "tree" else central.reduce
 
     def work(peers: Peers) -> None:
-        flat = t.reshape(-1).clone()  # a tree uses it up
+        flat = _flat(t, copy=True)  # a tree uses it up
         run(peers, flat, root, reduction)
         if me == root:
             reduction.finish(flat, len(peers))
@@ -224,9 +225,9 @@ def scatter(
     chosen = _choose("scatter", algorithm, group, t)
     if chosen == "native":
         parts = None if given is None else [p.contiguous() for p in given]
-        return native.on_contiguous(t, lambda c: dist.scatter(c, parts, src, group, async_op))
+        return native.on_contiguous([t], lambda c: dist.scatter(c, parts, src, group, async_op))
     return _start(f"scatter {chosen}", t, group, async_op, lambda peers: _in_place(
-        t, lambda flat: central.scatter(peers, flat, given and [p.reshape(-1) for p in given], root)))  # fmt: skip
+        t, lambda flat: central.scatter(peers, flat, given and [_flat(p) for p in given], root)))  # fmt: skip
 
 
 def gather(
@@ -246,12 +247,13 @@ def gather(
     t, root = check.tensor("tensor", tensor, written=False), check.in_group("dst", dst, group)
     given = _parts_of_root("gather_list", gather_list, t, me == root, group)
     chosen = _choose("gather", algorithm, group, t)
-    if chosen == "native" and not (given and any(not p.is_contiguous() for p in given)):
-        return dist.gather(t.contiguous(), given, dst, group, async_op)
+    if chosen == "native":
+        mine = t.contiguous()
+        return native.on_contiguous(given or [], lambda *c: dist.gather(mine, list(c) or None, dst, group, async_op))
 
     def work(peers: Peers) -> None:
-        flat = given and [p.contiguous().view(-1) for p in given]
-        central.gather(peers, t.reshape(-1), flat, root)
+        flat = given and [_flat(p) for p in given]
+        central.gather(peers, _flat(t), flat, root)
         for part, filled in zip(given or (), flat or (), strict=True):
             if not part.is_contiguous():
                 part.copy_(filled.view(part.shape))
@@ -285,12 +287,12 @@ def all_to_all(
     if chosen == "native":
         flat = given.contiguous()
         return native.on_contiguous(
-            out, lambda o: dist.all_to_all_single(o, flat, received, sent, group=group, async_op=async_op)
+            [out], lambda o: dist.all_to_all_single(o, flat, received, sent, group=group, async_op=async_op)
         )
 
     def work(peers: Peers) -> None:
         filled = out if out.is_contiguous() else torch.empty_like(out, memory_format=torch.contiguous_format)
-        mesh.all_to_all(peers, filled.split(received), given.contiguous().split(sent))
+        mesh.all_to_all(peers, filled.split(received), _apart(given, out).contiguous().split(sent))
         if filled is not out:
             out.copy_(filled)
 
@@ -336,10 +338,22 @@ def _start(name: str, tensor: torch.Tensor, group: Group, async_op: bool, work: 
 
 def _in_place(tensor: torch.Tensor, work: Callable[[torch.Tensor], None]) -> None:
     """`work` changes a flat view of `tensor`, or, if its elements do not lie side by side, a copy that goes back."""
-    flat = tensor.contiguous().view(-1)
+    flat = _flat(tensor)
     work(flat)
     if not tensor.is_contiguous():
         tensor.copy_(flat.view(tensor.shape))
+
+
+def _flat(tensor: torch.Tensor, copy: bool = False) -> torch.Tensor:
+    """The elements side by side: a view where they lie so already, unless a copy is wanted."""
+    flat = tensor.contiguous().view(-1)
+    return flat.clone() if copy and flat.data_ptr() == tensor.data_ptr() else flat
+
+
+def _apart(read: torch.Tensor, written: torch.Tensor) -> torch.Tensor:
+    """`read`, or a copy of it if it shares memory with what is written meanwhile."""
+    shared = read.untyped_storage().data_ptr() == written.untyped_storage().data_ptr() and read.numel()
+    return read.clone() if shared else read
 
 
 def _node_size(group: Group, given: int | None) -> int:

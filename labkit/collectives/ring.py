@@ -30,7 +30,7 @@ def all_reduce(
 
 def reduce_scatter(
     peers: Peers, chunks: Sequence[torch.Tensor], reduction: Reduction, segments: int = 1,
-    parts: Sequence[int] | None = None, first_step: int = 1,
+    parts: Sequence[int] | None = None, first_step: int = 1, output: torch.Tensor | None = None,
 ) -> None:  # fmt: skip
     """Afterwards ``chunks[me]`` is reduced over all peers; the others hold what is half done.
 
@@ -41,32 +41,43 @@ def reduce_scatter(
         chunks: One a peer, (elements of that chunk,) each.
         segments: Each chunk travels in so many messages: while one is added, others are under way.
         parts: How many ranks' values each peer has reduced already; one each unless the algorithm has levels.
+        output: Where my chunk is to end, (elements,); then all chunks have that size, and stay as they are.
     """
     me, n = peers.me, len(peers)
     parts = [1] * n if parts is None else parts
     right, left = (me + 1) % n, (me - 1) % n
     pieces = [chunk.tensor_split(segments) for chunk in chunks]
-    room = torch.empty_like(max(chunks, key=torch.Tensor.numel)).tensor_split(segments)
-    under_way = [Works() for _ in room]
+    room = torch.empty_like(max(chunks, key=torch.Tensor.numel))
+    rooms = [t.tensor_split(segments) for t in (room if output is None else output, room)]
+    under_way = [Works() for _ in range(segments)]
 
-    def add(chunk: int, segment: int, step: int) -> None:
-        """What came in the step before `step` covers the peers on the left, the nearest step−1 of them."""
+    def landing(chunk: int, segment: int, step: int) -> torch.Tensor:
+        """What comes in one step and is passed on in the next takes turns between two rooms; the last is `output`."""
+        return rooms[(n - 1 - step) % 2][segment][: pieces[chunk][segment].numel()]
+
+    def reduced(chunk: int, segment: int, step: int) -> torch.Tensor:
+        """Ours and what came in this step, which covers the nearest peers on the left, `step` of them."""
         under_way[segment].wait()
-        piece = pieces[chunk][segment]
-        covered = sum(parts[(me - k) % n] for k in range(1, step))
-        reduction(piece, room[segment][: piece.numel()], (parts[me], covered))
+        ours, came = pieces[chunk][segment], landing(chunk, segment, step)
+        covered = sum(parts[(me - k) % n] for k in range(1, step + 1))
+        if output is None:
+            reduction(ours, came, (parts[me], covered))
+            return ours
+        reduction(came, ours, (covered, parts[me]))
+        return came
 
     for step in range(1, n):
         outgoing, incoming = (me - step) % n, (me - step - 1) % n
         with label(step=first_step + step - 1, chunk=outgoing):
-            for segment, piece in enumerate(pieces[outgoing]):
-                if step > 1:
-                    add(outgoing, segment, step)  # it came a step ago, and goes on with ours in it
-                landing = room[segment][: pieces[incoming][segment].numel()]
-                under_way[segment] = peers.exchange(send=[(piece, right)], receive=[(landing, left)])
+            for segment in range(segments):
+                piece = pieces[outgoing][segment] if step == 1 else reduced(outgoing, segment, step - 1)
+                into = landing(incoming, segment, step)
+                under_way[segment] = peers.exchange(send=[(piece, right)], receive=[(into, left)])
     if n > 1:
         for segment in range(segments):
-            add(me, segment, n)
+            reduced(me, segment, n - 1)
+    elif output is not None:
+        output.copy_(chunks[0])
 
 
 def all_gather(peers: Peers, chunks: Sequence[torch.Tensor], segments: int = 1, first_step: int = 1) -> None:

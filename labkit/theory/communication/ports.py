@@ -1,10 +1,11 @@
 """A plan played on ranks with one port each: when every rank has finished, also when something is slow or late.
 
 A port has an outgoing and an incoming side, each of which moves one message at a time. A message of b bytes takes
-b/bandwidth on the sender's side, and as long on the receiver's, where it begins one latency later at the earliest. A
-rank sends all messages of a step at once, and goes on when they have left and those of the step have come. Its port
-takes messages in the order in which the rank waits for them, each in the first gap that is long enough: what comes
-early for a later step does not hold up this one. `labkit.pace` does the same to real messages between real ranks.
+b/bandwidth on the sender's side, and as long on the receiver's, where it begins one latency later at the earliest, and
+not before the receiver asks for it. A rank asks for all messages of a step and sends its own at once; it goes on when
+those have come and these have left, which takes a receiver that has asked. Its port takes messages in the order in
+which the rank waits for them, each in the first gap that is long enough. `labkit.pace` does the same to real messages
+between real ranks.
 
 Source: the one-port model of Hockney's α and β, as in Chan et al., "Collective communication: theory, practice, and
 experience" (2007); with queues instead of the assumption that there are none.
@@ -37,7 +38,7 @@ def paced_time(
         gamma: Seconds per reduced byte, spent by the rank when the step's messages are there.
         slow_links: (from, to) → factor by which that direction is slower, 1 or more.
         slow_ports: Rank → factor by which its port is slower, both ways.
-        late: Rank → seconds by which it begins later; its port takes messages before.
+        late: Rank → seconds by which it begins later; it asks for no message before.
         node_size, between: Ranks of a node, and (latency, bandwidth) of messages that leave one.
 
     Returns:
@@ -147,14 +148,14 @@ class _Side:
 
 
 class _Play:
-    """The ranks and their ports. A rank goes on as soon as what it waits for has been sent, whenever it arrives."""
+    """The ranks and their ports. A rank goes on as soon as both sides of what it waits for are known."""
 
     def __init__(self, plan: Plan, network: _Network, gamma: float, starts: list[float]) -> None:
         self.messages, self.network, self.gamma = plan.messages, network, gamma
         self.ranks = [_Rank(*of_rank) for of_rank in zip(_rounds(plan), starts, strict=True)]
         self.outgoing, self.incoming = [0.0] * plan.ranks, [_Side() for _ in self.ranks]
-        self.left: dict[int, float] = {}
-        self.ready: dict[int, float] = {}  # for the target's port
+        self.sent: dict[int, float] = {}  # when it begins to leave
+        self.asked: dict[int, float] = {}  # since when the target waits for it
 
     def finish(self) -> list[float]:
         able = list(range(len(self.ranks)))
@@ -163,11 +164,11 @@ class _Play:
         return [rank.clock for rank in self.ranks]
 
     def go_on(self, rank: _Rank) -> list[int]:
-        """Up to a message that has not been sent yet; the ranks that may go on because of it."""
+        """Up to a message whose other side has not come to it yet; the ranks that may go on because of this one."""
         able: list[int] = []
         while rank.next <= len(rank.rounds):
             awaited = rank.awaited()
-            if any(n not in self.ready for r in awaited for n in r.receives):
+            if not all(n in self.sent and n in self.asked for r in awaited for n in r.sends + r.receives):
                 break
             for r in awaited:
                 self.wait(rank, r)
@@ -176,24 +177,24 @@ class _Play:
             rank.next += 1
         return able
 
-    def wait(self, rank: _Rank, r: _Round) -> None:
-        ends = [self.left[n] for n in r.sends]
-        for n in r.receives:
-            m = self.messages[n]
-            ends.append(self.incoming[m.target].book(self.ready[n], self.network.times(m)[1]))
-        reduced = sum(self.messages[n].nbytes for n in r.receives if self.messages[n].reduces)
-        rank.clock = max(rank.clock, *ends) + self.gamma * reduced
-        del rank.under_way[r.segment]
-
     def start(self, rank: _Rank, r: _Round) -> list[int]:
         for n in r.sends:
             m = self.messages[n]
-            latency, duration = self.network.times(m)
-            begin = max(rank.clock, self.outgoing[m.source])
-            self.left[n] = self.outgoing[m.source] = begin + duration
-            self.ready[n] = begin + latency
+            self.sent[n] = max(rank.clock, self.outgoing[m.source])
+            self.outgoing[m.source] = self.sent[n] + self.network.times(m)[1]
+        self.asked.update(dict.fromkeys(r.receives, rank.clock))
         rank.under_way[r.segment] = r
-        return [self.messages[n].target for n in r.sends]
+        return [self.messages[n].target for n in r.sends] + [self.messages[n].source for n in r.receives]
+
+    def wait(self, rank: _Rank, r: _Round) -> None:
+        ends = [max(self.sent[n], self.asked[n]) + self.network.times(self.messages[n])[1] for n in r.sends]
+        for n in r.receives:
+            m = self.messages[n]
+            latency, duration = self.network.times(m)
+            ends.append(self.incoming[m.target].book(max(self.sent[n] + latency, self.asked[n]), duration))
+        reduced = sum(self.messages[n].nbytes for n in r.receives if self.messages[n].reduces)
+        rank.clock = max(rank.clock, *ends) + self.gamma * reduced
+        del rank.under_way[r.segment]
 
 
 def _rounds(plan: Plan) -> list[list[_Round]]:
@@ -240,9 +241,8 @@ def straggler(
     """An operation with something slow or late, beside the same without it.
 
     Four ranks and a large tensor: a link at a fifth of its speed makes a ring five times as slow, and a tree not at
-    all if it is none of its edges; a rank whose port is at a fifth makes both five times as slow; of a late rank both
-    wait for. A tree can miss a link, never a rank. (A late inner rank of a tree saves one message's time: its child's
-    message has come meanwhile.)
+    all if it is none of its edges; a rank whose port is at a fifth makes both five times as slow; for a late rank both
+    wait as long as it is late, less what latency they hide. A tree can miss a link, never a rank.
 
     Args:
         nbytes: A whole number of bytes, as `plan` counts `elements`.

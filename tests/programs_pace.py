@@ -122,10 +122,10 @@ def both_ways(numel):
 def pairs(numel):
     """Rank 0 sends to 1 and then, a message of the same size, 1 to 2; returns the seconds to either's arrival."""
     x, begun = torch.ones(numel), time.perf_counter()
-    if rank() > 0:
+    if rank() in (1, 2):
         dist.recv(x, rank() - 1)
     arrived = time.perf_counter() - begun
-    if rank() < 2:
+    if rank() < min(2, size() - 1):
         dist.send(x, rank() + 1)
     return arrived
 
@@ -135,6 +135,34 @@ def from_anybody(numel):
     if rank() == 1:
         return timed(dist.recv, x.zero_()), x[0].item()
     return timed(dist.send, x, 1), x[0].item()
+
+
+def empty():
+    x = torch.empty(0)
+    return timed(dist.recv, x, 0) if rank() == 1 else timed(dist.send, x, 1)
+
+
+def held_up(numel):
+    """Rank 1 computes before it receives, rank 0 after it has sent; returns the seconds of either."""
+    x = torch.ones(numel)
+
+    def compute():
+        with pace.section("forward"):
+            pass
+
+    def run():
+        if rank() == 1:
+            compute()
+            dist.recv(x, 0)
+        else:
+            dist.send(x, 1)
+            compute()
+
+    return timed(run)
+
+
+def is_paced():
+    return dist.group.WORLD.paced
 
 
 class Aside(threading.Thread):
@@ -175,7 +203,8 @@ def branches(numel):
 
 def barriers():
     """Rank 1 works before a barrier of all; then 0 and 1 have one of their own."""
-    pair = dist.new_group([0, 1])
+    with pace.section("prepare"):
+        pair = dist.new_group([0, 1])
 
     def run():
         if rank() == 1:

@@ -127,7 +127,7 @@ class PacedSend(PacedWork):
         self._asked_for = torch.zeros(1, dtype=torch.float64)
         header = torch.tensor([self._start, self._seconds, latency], dtype=torch.float64)
         sent = group.transport.send([header], to, tag + HEADER)
-        self._answer = group.transport.recv([self._asked_for], to, tag + ANSWER)
+        self._answer: Any = group.transport.recv([self._asked_for], to, tag + ANSWER)
         entry.header = header, sent, self._answer
         clock.end()
 

@@ -37,21 +37,30 @@ class Drawing:
         width, height: In pixels. Wider than the layout: it scrolls inside the figure, unscaled.
         parts: SVG markup, in painting order. Frames of a player share equal parts, so cut where frames differ.
         strip: What stays in view while the rest scrolls: (width, height, parts), at the top left.
+        style: What all frames of the layout share, as CSS of the picture.
     """
 
     width: float
     height: float
     parts: tuple[str, ...]
     strip: tuple[float, float, tuple[str, ...]] | None = None
+    style: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """The text twin: the data of the picture as words. The first `quiet` columns are their own headings in text."""
+    """The text twin: the data of the picture as words.
+
+    Attributes:
+        columns, rows: The table.
+        quiet: Columns that are written without their heading in text.
+        lines: The same as text, where sentences read better than cells.
+    """
 
     columns: tuple[str, ...]
     rows: Sequence[tuple[str, ...]]
     quiet: tuple[str, ...] = ()
+    lines: Sequence[str] = ()
 
     def to_html(self) -> str:
         used = [n for n in range(len(self.columns)) if any(row[n] for row in self.rows)]
@@ -60,7 +69,7 @@ class Table:
         return el("table", el("thead", head), el("tbody", *body))
 
     def to_text(self) -> str:
-        return "\n".join(f"  {' · '.join(self._cells(row))}" for row in self.rows)
+        return "\n".join(f"  {line}" for line in self.lines or (" · ".join(self._cells(row)) for row in self.rows))
 
     def _cells(self, row: tuple[str, ...]) -> list[str]:
         named = zip(self.columns, row, strict=True)
@@ -78,6 +87,9 @@ class Figure:
         source: Where the data is from: ``"measured"``, ``"paced"`` (measured under a pace) or ``"simulated"``.
         notes: Sentences under the picture.
         says: One announcement a frame; more than one makes the figure a player.
+        start: The frame to begin with, which is also what ``None`` draws; left out, the last.
+        follow: What the player can be asked to follow: values of ``data-chunk`` in the parts.
+        sheets: Style sheets besides figure.css, by name.
 
     Raises:
         ValueError: the title is empty, or `source` is not one of the three.
@@ -92,6 +104,9 @@ class Figure:
         source: str = "measured",
         notes: Sequence[str] = (),
         says: Sequence[str] = (),
+        start: int | None = None,
+        follow: Sequence[str] = (),
+        sheets: Sequence[str] = (),
     ) -> None:
         if not isinstance(title, str) or not title.strip():
             raise ValueError(f"a figure's title is {title!r}: expected a sentence that states what the figure shows")
@@ -99,6 +114,8 @@ class Figure:
             raise ValueError(f"source is {source!r}: expected one of {', '.join(SOURCES)}")
         self.title, self.draw, self.twin, self.source = title, draw, twin, source
         self.notes, self.says = tuple(notes), tuple(says)
+        self.start = len(self.says) - 1 if start is None else start
+        self.follow, self.sheets = tuple(follow), tuple(sheets)
 
     def __str__(self) -> str:
         head = f"{self.title} [{self.origin}]"
@@ -115,7 +132,7 @@ class Figure:
         """The whole figure as one piece of HTML with inline SVG, its style included."""
         return el(
             "div",
-            el("style", style()),
+            el("style", style(*self.sheets)),
             el("p", escape(self.title), " ", el("span", escape(self.origin), class_="lk-pill"), class_="lk-title"),
             _stage(self.draw(WIDE, None), "lk-wide", WIDE, self.title),
             _stage(self.draw(NARROW, None), "lk-narrow", NARROW, self.title),
@@ -143,6 +160,11 @@ class Figure:
         return {"text/html": html, "text/plain": str(self)}
 
 
+def source_of(source: str | None, paced: bool) -> str:
+    """The source that was asked for; when none was, what the trace knows."""
+    return source if source is not None else "paced" if paced else "measured"
+
+
 def _origin(source: str) -> str:
     return {
         "measured": lambda: say("figure.measured"),
@@ -154,7 +176,9 @@ def _origin(source: str) -> str:
 def _stage(drawing: Drawing, layout: str, width: float, title: str) -> str:
     """The SVG of one layout, in the box in which it scrolls if it must."""
     scrolls = drawing.width > width + 1 or drawing.strip is not None
-    svg = _svg(drawing.width, drawing.height, el("g", *drawing.parts, class_="lk-frame"), "lk-svg", title)
+    svg = _svg(
+        drawing.width, drawing.height, el("g", *drawing.parts, class_="lk-frame"), "lk-svg", title, drawing.style
+    )
     if not scrolls:
         return el("div", svg, class_=f"lk-stage {layout}")
     strip = ""
@@ -172,9 +196,9 @@ def _svg(width: float, height: float, body: str, cls: str, label: str | None, st
 
 
 @cache
-def style() -> str:
-    """The style sheet, without what only its readers need."""
-    css = Path(__file__).with_name("figure.css").read_text(encoding="utf-8")
+def style(*sheets: str) -> str:
+    """The style sheet and those of `sheets`, without what only their readers need."""
+    css = "".join(Path(__file__).with_name(f"{s}.css").read_text(encoding="utf-8") for s in ("figure", *sheets))
     css = re.sub(r"/\*.*?\*/", "", css, flags=re.S)
     css = re.sub(r"\s+", " ", css)
     return re.sub(r" ?([{};,]) ?", r"\1", css).replace(";}", "}").strip()

@@ -13,6 +13,12 @@ from labkit.show.svg import el, escape
 from labkit.show.words import say
 
 _guesses: dict[str, float | str] = {}
+_units: dict[str, str | None] = {}
+#: Units that people guess in, as multiples of bytes and of seconds.
+_SCALES = {
+    "B": {"B": 1, **{f"{p}iB": 1024**n for n, p in enumerate("KMGT", 1)}, "kB": 1e3, "KB": 1e3, "MB": 1e6, "GB": 1e9},
+    "s": {"s": 1, "ms": 1e-3, "µs": 1e-6, "us": 1e-6},
+}
 
 
 def predict(key: str, question: str, choices: Sequence[str] | None = None, unit: str | None = None) -> Question:
@@ -66,6 +72,23 @@ def guess(key: str) -> float | str | None:
     if not isinstance(key, str):
         raise TypeError(f"key is {key!r}: expected the text that predict was given")
     return _guesses.get(key)
+
+
+def guessed(key: str, unit: str) -> float | None:
+    """The number guessed under `key`, in `unit`: a guess of 12 MiB is 12582912 B.
+
+    Raises:
+        ValueError: the guess was asked for in another kind of unit.
+    """
+    value, asked = guess(key), _units.get(key)
+    if value is None or isinstance(value, str):
+        return None
+    if asked is None or asked == unit:
+        return float(value)
+    scales = _SCALES.get(unit, {})
+    if asked not in scales:
+        raise ValueError(f"the guess {key!r} was asked for in {asked}, which cannot be drawn in {unit or 'no unit'}")
+    return float(value) * scales[asked]
 
 
 def reveal(key: str, answer: float | str, unit: str | None = None) -> Revealed:
@@ -126,7 +149,7 @@ class Question:
             number = _number(answer or "")
             if number is None:
                 return say("predict.bad", text=answer or "")
-            _guesses[self.key] = number
+            _guesses[self.key], _units[self.key] = number, self.unit
         return self.status()
 
     def status(self) -> str:

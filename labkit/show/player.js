@@ -21,9 +21,10 @@ function make(tag, cls, parent) {
   return node;
 }
 
-function attach(root, { wide, narrow, says, pace, words }) {
+function attach(root, { wide, narrow, says, start, follow: chunks, pace, words }) {
   const last = says.length - 1;
-  let at = last;
+  let at = start;
+  let followed = null;
   let timer = null;
 
   const layouts = [[".lk-wide", wide], [".lk-narrow", narrow]].map(([selector, data]) => {
@@ -50,7 +51,8 @@ function attach(root, { wide, narrow, says, pace, words }) {
   slider.addEventListener("input", () => { stop(); go(slider.value - 1); });
   const say = make("p", "lk-say", root.querySelector(".lk-player"));
   say.setAttribute("aria-live", "polite");
-  make("p", "lk-keys", root.querySelector(".lk-player")).textContent = words.keys;
+  const marks = chunks.length ? offer() : {};
+  make("p", "lk-keys", root.querySelector(".lk-player")).textContent = words.keys + (chunks.length ? words.follow_keys : "");
 
   // JupyterLab looks at the focused element itself: without this its own shortcuts take the keys.
   for (const { stage } of layouts) stage.tabIndex = 0;
@@ -62,15 +64,51 @@ function attach(root, { wide, narrow, says, pace, words }) {
     at = Math.max(0, Math.min(last, to));
     for (const { stage, frame, data } of layouts) {
       frame.innerHTML = data.frames[at].map((part) => data.parts[part]).join("");
-      follow(stage, frame.querySelector(".lk-band"));
+      scroll(stage, frame.querySelector(".lk-band"));
     }
+    mark();
     slider.value = at + 1;
     slider.setAttribute("aria-valuetext", says[at]);
     say.textContent = says[at];
   }
 
+  // A chunk to follow through all frames: a button each, its number's key, or a click on what belongs to it.
+  function offer() {
+    const row = make("div", "lk-controls lk-follow", root.querySelector(".lk-player"));
+    row.setAttribute("role", "group");
+    row.setAttribute("aria-label", words.follow);
+    make("span", "", row).textContent = words.follow;
+    for (const { stage } of layouts) {
+      stage.addEventListener("click", (event) => {
+        const node = event.target.closest("[data-chunk]");
+        if (node) follow(node.dataset.chunk.split(" ")[0]);
+      });
+    }
+    return Object.fromEntries(chunks.map((chunk) => {
+      const button = make("button", "", row);
+      Object.assign(button, { type: "button", textContent: chunk });
+      button.addEventListener("click", () => follow(chunk));
+      return [chunk, button];
+    }));
+  }
+
+  function follow(chunk) {
+    followed = chunk === followed ? null : chunk;
+    mark();
+  }
+
+  function mark() {
+    root.classList.toggle("lk-following", followed !== null);
+    for (const chunk of chunks) marks[chunk].setAttribute("aria-pressed", String(chunk === followed));
+    for (const { frame } of layouts) {
+      for (const node of frame.querySelectorAll("[data-chunk]")) {
+        node.classList.toggle("lk-followed", node.dataset.chunk.split(" ").includes(followed));
+      }
+    }
+  }
+
   // Scrolls inside the figure only: scrollIntoView would move the page.
-  function follow(stage, band) {
+  function scroll(stage, band) {
     if (!band || !stage.classList.contains("lk-scroll") || !stage.clientWidth) return;
     const box = stage.getBoundingClientRect(), seen = band.getBoundingClientRect(), strip = 90;
     if (seen.width < seen.height) {
@@ -112,13 +150,14 @@ function attach(root, { wide, narrow, says, pace, words }) {
     const space = event.key === " " && event.target.tagName !== "BUTTON"; // a button's own space presses it
     if (keys[event.key]) { stop(); actions[keys[event.key]](); }
     else if (space) toggle();
+    else if (chunks.includes(event.key)) follow(event.key);
     else if (event.key === "Escape") leave();
     else return;
     event.preventDefault();
     event.stopPropagation();
   });
 
-  go(last);
+  go(start);
   return stop;
 }
 

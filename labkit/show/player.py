@@ -45,6 +45,8 @@ def payload(figure: Figure) -> dict[str, Any]:
         "wide": pack([figure.draw(WIDE, k).parts for k in range(len(figure.says))]),
         "narrow": pack([figure.draw(NARROW, k).parts for k in range(len(figure.says))]),
         "says": list(figure.says),
+        "start": figure.start,
+        "follow": list(figure.follow),
         "pace": [PACE, CALM_PACE],
         "words": {name: say(f"player.{name}") for name in _WORDS},
     }
@@ -61,7 +63,7 @@ def pack(frames: list[tuple[str, ...]]) -> dict[str, Any]:
     return {"parts": list(number), "frames": listed}
 
 
-_WORDS = ("controls", "first", "back", "play", "pause", "next", "last", "slider", "keys")
+_WORDS = ("controls", "first", "back", "play", "pause", "next", "last", "slider", "keys", "follow", "follow_keys")
 
 
 @cache

@@ -129,17 +129,17 @@ def fit(content: str, width: float, size: float) -> str:
     return content[:1]
 
 
-def size_of(nbytes: int) -> str:
+def size_of(nbytes: float, digits: int = 3) -> str:
     """Bytes for people: exact below 1 KiB, binary units above, as torch counts buckets.
 
     >>> size_of(32), size_of(1536), size_of(64 * 2**20)
     ('32 B', '1.5 KiB', '64 MiB')
     """
     if nbytes < 1024:
-        return f"{nbytes} B"
+        return f"{nbytes if isinstance(nbytes, int) else round(nbytes, 1)} B"
     value = float(nbytes)
     for unit in ("KiB", "MiB", "GiB", "TiB"):
         value /= 1024
         if value < 1024 or unit == "TiB":
             break
-    return f"{value:.3g} {unit}" if value < 1000 else f"{value:.0f} {unit}"
+    return f"{value:.{digits}g} {unit}" if value < 1000 else f"{value:.0f} {unit}"

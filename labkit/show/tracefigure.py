@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from labkit.show.figure import SOURCES, Drawing, Figure, Table
+from labkit.show.figure import SOURCES, Drawing, Figure, Table, source_of
 from labkit.show.finding import finding, members
 from labkit.show.lanes import Lanes
 from labkit.show.order import Item, order
@@ -19,7 +19,7 @@ def trace(
     title: str | None = None,
     axis: str = "order",
     steps: tuple[int, int] | None = None,
-    source: str = "measured",
+    source: str | None = None,
 ) -> Figure:
     """Draw a trace: a lane a rank, an arrow a message, a box a collective; step through it with the arrow keys.
 
@@ -29,7 +29,7 @@ def trace(
         axis: ``"order"``: by cause and effect, the same picture in every run. ``"time"``: by seconds, for cells
             whose output is not compared.
         steps: The first and last step to draw, counted from 1; left out, the first 60.
-        source: ``"measured"``, ``"paced"`` or ``"simulated"``.
+        source: ``"measured"``, ``"paced"`` or ``"simulated"``; left out, the trace knows which of the first two.
 
     Returns:
         A figure, which a notebook shows when it is the cell's last line.
@@ -62,7 +62,7 @@ def trace(
         finding(items, trace.ranks) if title is None else title,
         draw,
         _twin(shown, window, axis),
-        source=source,
+        source=source_of(source, trace.paced),
         notes=_notes(window, total, steps),
         says=[_says(shown, k, total) for k in window],
     )
@@ -76,7 +76,7 @@ def _check(trace: object, title: object, axis: object, source: object) -> None:
         raise TypeError(f"title is {title!r}: expected text, or nothing to have it derived from the trace")
     if axis not in AXES:
         raise ValueError(f"axis is {axis!r}: expected 'order' (the same in every run) or 'time' (seconds)")
-    if source not in SOURCES:
+    if source is not None and source not in SOURCES:
         raise ValueError(f"source is {source!r}: expected one of {', '.join(SOURCES)}")
 
 

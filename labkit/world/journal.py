@@ -16,7 +16,7 @@ from typing import Any
 
 from labkit.device import Clock
 from labkit.trace import Open, now, recorder
-from labkit.world.place import learners_line, shown_place
+from labkit.world.place import AskedFrom, learners_line, shown_place
 from labkit.world.table import DONE, FAILED, WAITING, Operation, OperationTable, Signature, chained
 
 
@@ -56,6 +56,7 @@ class Journal:
         #: On `now`'s clock: waits end there with an error. Only under torchrun, where nobody ends a rank from outside.
         self.deadline: float | None = None
         self._lock = threading.Lock()
+        recorder.carriers.append(AskedFrom())
         self.begin()
         self.on = False
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import linecache
 import os
 import re
+import sys
 import sysconfig
+import threading
 from functools import cache
 from types import FrameType
 
@@ -34,13 +36,32 @@ def is_cell(filename: str) -> bool:
 
 
 def learners_line(frame: FrameType | None) -> Place | None:
-    """The innermost frame that is the learner's: (file, line, function)."""
+    """The innermost frame that is the learner's: (file, line, function); in a thread, what it was asked for from."""
     while frame is not None:
         code = frame.f_code
         if not is_library(code.co_filename):
             return code.co_filename, frame.f_lineno, code.co_name
         frame = frame.f_back
-    return None
+    return getattr(_asked_for, "place", None)
+
+
+class AskedFrom:
+    """Lets a thread that works for a learner's line know it: `labkit.trace.branch` carries it along."""
+
+    def fork(self) -> Place | None:
+        return learners_line(sys._getframe(1))
+
+    def enter(self, place: Place | None) -> None:
+        _asked_for.place = place
+
+    def leave(self, place: Place | None) -> None:
+        _asked_for.place = None
+
+    def join(self, place: Place | None) -> None:
+        pass
+
+
+_asked_for = threading.local()
 
 
 @cache

@@ -142,7 +142,10 @@ class RecordingGroup(dist.ProcessGroup):
         entry = self.journal.enter("collective", signature, self.label, self.members,
                                    nbytes=sum(t.nbytes for t in tensors), on_device=on_cuda)  # fmt: skip
         if clock is not None:
-            return PacedBarrier(self, entry, clock)
+            barrier = PacedBarrier(self, entry, clock)
+            if method == "monitored_barrier":  # for which torch does not wait
+                barrier.wait()
+            return barrier
         work = self._call(entry, method, args, kwargs)
         if getattr(options, "asyncOp", False) and not on_cuda:
             # The moment it is done, not the moment somebody waits: overlap is what the pictures are about.

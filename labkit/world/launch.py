@@ -78,7 +78,8 @@ def run(
         ranks: Number of ranks.
         nodes: Pretended hosts; ranks are split evenly among them, in order (LOCAL_RANK, GROUP_RANK).
         device: ``"auto"`` (a GPU a rank where there are any), ``"cpu"`` or ``"cuda"``.
-        pace: Hardware the learner does not own, a `labkit.pace.Pace`; ``None`` is as fast as it goes.
+        pace: Hardware the learner does not own, a `labkit.pace.Pace`; ``None`` is as fast as it goes. Messages,
+            sections and barriers take what they would there; torch's own collectives raise ValueError.
         timeout: Seconds for `fn`; starting the ranks has a limit of its own.
         record: Note every operation. ``False`` uses torch's bare backends: no trace, no disagreement found.
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 #: Added to a message's tag, they give that of its header and that of the receiver's answer.
 HEADER, ANSWER = 2**30, 2**30 + 2**29
+_NUMBERS: dict[str, Any] = {"dtype": torch.float64, "device": "cpu"}  # whatever the learner's defaults are
 #: Seconds between the meeting of the ranks and v = 0: so long, at most, the news of it may take.
 HEAD_START = 0.01
 
@@ -53,7 +54,7 @@ def _meet(journal: Journal, offset: float) -> float:
     world: Any = dist.group.WORLD
     if not hasattr(world, "transport"):
         raise ValueError("a pace needs the process group that labkit.run makes: leave out init_process_group")
-    moment = torch.tensor([now() + offset], dtype=torch.float64)
+    moment = torch.tensor([now() + offset], **_NUMBERS)
     _latest(world, moment).wait(*_time_left(journal))
     return moment.item() + HEAD_START - offset
 
@@ -124,8 +125,8 @@ class PacedSend(PacedWork):
     def __init__(self, group: RecordingGroup, work: Any, entry: Entry, clock: VirtualClock, to: int, tag: int) -> None:
         super().__init__(group, work, entry, clock)
         self._start, self._seconds, latency = clock.send(entry.nbytes, group.world_rank(to))
-        self._asked_for = torch.zeros(1, dtype=torch.float64)
-        header = torch.tensor([self._start, self._seconds, latency], dtype=torch.float64)
+        self._asked_for = torch.zeros(1, **_NUMBERS)
+        header = torch.tensor([self._start, self._seconds, latency], **_NUMBERS)
         sent = group.transport.send([header], to, tag + HEADER)
         self._answer: Any = group.transport.recv([self._asked_for], to, tag + ANSWER)
         entry.header = header, sent, self._answer
@@ -139,13 +140,13 @@ class PacedSend(PacedWork):
 
 
 class PacedReceive(PacedWork):
-    """It is over when the message has come through this rank's port."""
+    """It is over when the message has come through this rank's port. One from anybody is answered when waited for."""
 
     def __init__(
         self, group: RecordingGroup, work: Any, entry: Entry, clock: VirtualClock, source: int | None, tag: int
     ) -> None:
         super().__init__(group, work, entry, clock)
-        self._header, self._asked, self._tag = torch.zeros(3, dtype=torch.float64), clock.v, tag
+        self._header, self._asked, self._tag = torch.zeros(3, **_NUMBERS), clock.v, tag
         self._coming: Any = None
         self._arrival: float | None = None
         if source is not None:
@@ -154,7 +155,7 @@ class PacedReceive(PacedWork):
 
     def _open(self, source: int) -> None:
         """Ask for the header, and tell the sender since when this rank has been waiting for the message."""
-        transport, asked = self.group.transport, torch.tensor([self._asked], dtype=torch.float64)
+        transport, asked = self.group.transport, torch.tensor([self._asked], **_NUMBERS)
         self._coming = transport.recv([self._header], source, self._tag + HEADER)
         self.entry.header = asked, self._coming, transport.send([asked], source, self._tag + ANSWER)
 
@@ -172,7 +173,7 @@ class PacedBarrier(PacedWork):
     """It is over when the last member has come to it, and costs nothing."""
 
     def __init__(self, group: RecordingGroup, entry: Entry, clock: VirtualClock) -> None:
-        self.v = torch.tensor([clock.v], dtype=torch.float64)
+        self.v = torch.tensor([clock.v], **_NUMBERS)
         super().__init__(group, _latest(group, self.v), entry, clock)
         clock.end()
 

@@ -78,8 +78,15 @@ def _at_the_top(path: Path) -> set[str]:
         if isinstance(node, ast.Import):
             found |= {a.name for a in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= {f"{node.module}.{a.name}" for a in node.names} | {node.module}
+            found |= {f"{node.module}.{a.name}" for a in node.names}
+            if not all(_is_module(f"{node.module}.{a.name}") for a in node.names):  # else its parts, not the room
+                found.add(node.module)
     return found
+
+
+def _is_module(name: str) -> bool:
+    path = ROOT.parent.joinpath(*name.split("."))
+    return path.is_dir() or path.with_suffix(".py").exists()
 
 
 def test_the_fork_server_imports_nothing_of_labkit():

@@ -210,7 +210,7 @@ def _guess_notes(guess: Any, own: dict[str, float], unit: str) -> list[str]:
         told_ = ", ".join(say("bars.one_guess", label=label, value=told(n, unit)) for label, n in own.items())
         return [say("bars.own_guesses", guesses=told_)]
     words = noted(guess) if isinstance(guess, str) else None
-    return [say("bars.own_guesses", guesses=words)] if isinstance(words, str) else []
+    return [say("bars.word_guess", guess=words)] if isinstance(words, str) else []
 
 
 # What is written

@@ -20,7 +20,7 @@ def told(value: float, unit: str) -> str:
             if abs(value) >= scale:
                 return f"{value / scale:.3g} {name}"
         return f"{value * 1e6:.3g} µs" if value else "0 s"
-    return f"{value:,.6g} {unit}".rstrip()
+    return f"{value:,} {unit}".rstrip() if isinstance(value, int) else f"{value:,.6g} {unit}".rstrip()
 
 
 def marks(top: float, unit: str, most: int = 4) -> list[float]:

@@ -18,6 +18,7 @@ from labkit.trace import Event, Trace
 
 MOST = 16  #: ranks whose parts fit in an int64, four bits each
 _WORD = 2**64
+States = tuple[tuple[tuple[int, ...], ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ class Steps:
     chunks: int
     total: int
     moves: tuple[Move, ...]
-    states: tuple[tuple[tuple[int, ...], ...], ...]
+    states: States
     target: tuple[int, ...]
 
     def at(self, step: int) -> list[Move]:
@@ -129,8 +130,9 @@ def read(trace: Trace, name: str) -> Steps:
         tuple(_state(row, values, step) for row, values in zip(placed, held, strict=True)) for step in range(total + 1)
     )
     _check_start(states[0])
-    moves = tuple(_moves(placed, states))
-    return Steps(trace.ranks, width, total, moves, states, _target(states[0], moves, _operation(rows[0])))
+    operation = _operation(rows[0])
+    moves = tuple(_moves(placed, states, labelled="hierarchical" not in operation))  # its chunks are the node's
+    return Steps(trace.ranks, width, total, moves, states, _target(states[0], moves, operation))
 
 
 def _check(trace: object, name: str) -> None:
@@ -192,7 +194,8 @@ def _check_start(start: tuple[tuple[int, ...], ...]) -> None:
                 raise ValueError(f"rank {rank} starts with {value}: fill an int64 tensor with 16**rank = {16**rank}")
 
 
-def _moves(placed: list[list[tuple[int, Event]]], states) -> Iterator[Move]:
+def _moves(placed: list[list[tuple[int, Event]]], states: States, labelled: bool) -> Iterator[Move]:
+    """Messages of one step between the same two ranks as one; their chunks as labelled, or else what they changed."""
     sizes: dict[tuple[int, int, int], int] = defaultdict(int)
     chunks: dict[tuple[int, int, int], set] = defaultdict(set)
     for row in placed:
@@ -204,7 +207,7 @@ def _moves(placed: list[list[tuple[int, Event]]], states) -> Iterator[Move]:
     for key in sorted(sizes):
         step, src, dst = key
         known = chunks[key]
-        if not all(type(c) is int for c in known):
+        if not labelled or not all(type(c) is int for c in known):
             before, after = states[step - 1][dst], states[step][dst]
             known = {c for c in range(len(after)) if before[c] != after[c]}
         yield Move(step, src, dst, tuple(sorted(known)), sizes[key])
@@ -215,7 +218,7 @@ def _operation(row: list[Event]) -> str:
     return next((e.name for e in row if e.kind == "span"), "")
 
 
-def _target(start, moves: tuple[Move, ...], operation: str) -> tuple[int, ...]:
+def _target(start: tuple[tuple[int, ...], ...], moves: tuple[Move, ...], operation: str) -> tuple[int, ...]:
     """What each chunk should become: the sum of what the ranks began with; of a broadcast, what its root began with."""
     if operation.startswith("broadcast") and moves:
         return start[moves[0].src]

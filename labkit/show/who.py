@@ -21,7 +21,7 @@ def circle(ranks: int, width: float, height: float) -> list[tuple[float, float]]
 
 
 def tree(steps: Steps, width: float, height: float) -> list[tuple[float, float]] | None:
-    """Where the ranks stand when the messages make up a tree: the root on top; else ``None``."""
+    """Where the ranks stand when the messages make up a tree: the root on top; ``None`` without tree or room."""
     parents = family(steps)
     if parents is None:
         return None
@@ -44,6 +44,8 @@ def tree(steps: Steps, width: float, height: float) -> list[tuple[float, float]]
 
     place(below[None][0], 0)
     across, down = (width - 2 * NODE - 8) / max(1, leaves - 1), (height - 2 * NODE - 8) / max(1, max(depth.values()))
+    if leaves > 1 and across < 2 * NODE + 2:
+        return None
     down = min(down, 84)
     left = NODE + 4 if leaves > 1 else width / 2
     return [(left + across * column[r], NODE + 4 + down * depth[r]) for r in range(steps.ranks)]
@@ -84,7 +86,7 @@ def draw(steps: Steps, step: int, places: list[tuple[float, float]], dx: float, 
     told = len(moves) <= 2 * steps.ranks  # more words than that hide the arrows
     for move, (a, b) in zip(moves, lines, strict=True):
         yield el("g", *arrow(a, b, True, 0), class_="lk-now lk-send")
-        yield _label(steps, move, a, b, 0.3 if (move.src, move.dst) in both else 0.46) if told else ""
+        yield _label(steps, move, a, b, _share(move, moves)) if told else ""
     idle = set(steps.idle(step)) if step else set()
     for rank, (x, y) in enumerate(places):
         cls = "lk-node lk-idle" if rank in idle else "lk-node"
@@ -106,9 +108,18 @@ def _line(places, move: Move, both: bool) -> tuple[tuple[float, float], tuple[fl
     (x, y), (x2, y2) = places[move.src], places[move.dst]
     length = hypot(x2 - x, y2 - y) or 1.0
     ux, uy = (x2 - x) / length, (y2 - y) / length
-    aside = 5 if both else 0
+    aside = 7 if both else 0
     ox, oy, gap = -uy * aside, ux * aside, NODE + 3
     return (x + ux * gap + ox, y + uy * gap + oy), (x2 - ux * gap + ox, y2 - uy * gap + oy)
+
+
+def _share(move: Move, moves: list[Move]) -> float:
+    """How far along its arrow a label stands: away from where arrows meet."""
+    if any(m.src == move.src and m is not move for m in moves):
+        return 0.7
+    meets = any(m.dst == move.dst and m is not move for m in moves)
+    returns = any((m.src, m.dst) == (move.dst, move.src) for m in moves)
+    return 0.3 if meets or returns else 0.46
 
 
 def _label(steps: Steps, move: Move, a: tuple[float, float], b: tuple[float, float], share: float) -> str:

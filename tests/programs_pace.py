@@ -254,7 +254,8 @@ def many_messages(count):
 def what_is_left():
     from labkit.trace import recorder
 
-    return os.getpid(), pace.running(), len(recorder.carriers), threading.active_count()
+    clocks = [c for c in recorder.carriers if type(c).__name__ == "VirtualClock"]
+    return os.getpid(), pace.running(), len(clocks), threading.active_count()
 
 
 def killed_while_asleep(numel):

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
 from typing import Any, ClassVar
 
-from labkit.trace import span
+from labkit.trace import now, span
 
 
 def _number(name: str, value: Any, *, least: float = -math.inf, above: float = -math.inf, unit: str) -> float:
@@ -230,6 +230,19 @@ def section(name: str):
 def _section(name: str) -> Iterator[None]:
     with span(name, kind="compute"), _running.section(name) if _running is not None else nullcontext():
         yield
+
+
+def elapsed() -> float:
+    """Seconds on the wall since all ranks of this run began together; `late` ranks began later.
+
+    A rank that measures from its own first line to its last leaves out what it had been waited for.
+
+    Raises:
+        RuntimeError: There is no pace, so nothing says when the others began.
+    """
+    if _running is None:
+        raise RuntimeError("pace.elapsed() counts from the common start of a paced run: labkit.run(…, pace=Pace(…))")
+    return now() - _running.origin
 
 
 #: The clock of this process, a `labkit.world.clock.VirtualClock`, while a run under a pace goes on.

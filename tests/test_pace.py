@@ -22,11 +22,11 @@ FIFTIETH = 62_500  # float32 elements that take 50 ms over it
 
 
 def agrees(expected, measure, tolerance=0.03, attempts=3):
-    """Whether `measure()` is within `tolerance` of `expected`; on a loaded host one more try or two."""
+    """Whether `measure()` is within `tolerance` of `expected`, or 2.5 ms; on a loaded host one more try or two."""
     got = []
     for _ in range(attempts):
         got.append(measure())
-        if abs(got[-1] - expected) <= tolerance * expected:
+        if abs(got[-1] - expected) <= max(tolerance * expected, 2.5e-3 if tolerance >= 0.03 else 0):
             return True
     print(f"expected {expected:.4f} s, got {got}")
     return False
@@ -470,3 +470,12 @@ def test_under_torchrun(tmp_path):
     assert max(seconds) == pytest.approx(2 * (2**17 / 5e6 + 1e-3), rel=0.2)
     assert timed_out == [True]
     assert after == [[3.0, 3.0]]
+
+
+def test_elapsed_counts_from_the_common_start():
+    """A late rank's own work is over later by what it was late, also for itself."""
+    run = labkit.run(paced.elapsed_at_the_end, ranks=2, pace=Pace(compute={"work": 0.1}, late={1: 0.1}))
+    assert 0.1 <= run.values[0] < 0.15
+    assert 0.2 <= run.values[1] < 0.25
+    with pytest.raises(RuntimeError, match="common start"):
+        labkit.pace.elapsed()

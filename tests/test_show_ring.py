@@ -317,6 +317,15 @@ def test_chunks_can_be_followed():
     assert "aria-pressed" in script(EVERY["ring_4"]())
 
 
+@pytest.mark.parametrize("name", EVERY)
+def test_every_frame_has_the_size_of_the_first(name):
+    """The browser swaps what is inside the picture, not its frame: a higher one would be cut off."""
+    figure = EVERY[name]()
+    for width in (WIDE, NARROW):
+        sizes = {(d.width, d.height) for d in (figure.draw(width, k) for k in range(len(figure.says)))}
+        assert len(sizes) == 1
+
+
 # What is refused
 
 

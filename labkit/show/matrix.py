@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from functools import cached_property
+from itertools import groupby, product
 from math import ceil
 
 from labkit.show.lanes import runs
@@ -200,26 +201,30 @@ class Film:
         row, column = divmod(step, self.across)
         return self.x + self.pitch * column, self.y + self.tall * row + 18
 
-    def draw(self, now: int) -> Iterator[str]:
-        s = self.steps
+    @cached_property
+    def pictures(self) -> list[str]:
+        """All steps, the same in every frame."""
+        s, (w, h) = self.steps, self._size
         kinds = {"lk-some": "", "lk-more": "", "lk-most": "", "lk-done": "", "lk-wrong": ""}
-        for step in range(s.total + 1):
-            x, y = self.at(step)
-            for rank in range(s.ranks):
-                for chunk in range(s.chunks):
-                    if kind := self._kind(step, rank, chunk):
-                        kinds[kind] += (
-                            f"M{num(x + self.dot * chunk)} {num(y + self.dot * (rank + 0.5))}h{num(self.dot - 1)}"
-                        )
-        for kind, d in kinds.items():
-            yield el("path", d=d, class_=kind, stroke_width=self.dot - 1) if d else ""
-        w, h = self.dot * s.chunks, self.dot * s.ranks
-        yield el("path", d="".join(_box(*self.at(k), w, h) for k in range(s.total + 1)), class_="lk-cells")
-        for step in range(s.total + 1):
-            x, y = self.at(step)
-            yield text(x + w / 2, y - 6, str(step), 12, "middle", "lk-soft")
-        x, y = self.at(now)
-        yield el("rect", x=x - 3, y=y - 3, width=w + 6, height=h + 6, rx=2, class_="lk-here")
+        for step, rank, chunk in product(range(s.total + 1), range(s.ranks), range(s.chunks)):
+            if kind := self._kind(step, rank, chunk):
+                x, y = self.at(step)
+                left, middle = x + self.dot * chunk, y + self.dot * (rank + 0.5)
+                kinds[kind] += f"M{num(left)} {num(middle)}h{num(self.dot - 1)}"
+        found = [el("path", d=d, class_=kind, stroke_width=self.dot - 1) for kind, d in kinds.items() if d]
+        places = [self.at(step) for step in range(s.total + 1)]
+        found.append(el("path", d="".join(_box(x, y, w, h) for x, y in places), class_="lk-cells"))
+        names = [text(x + w / 2, y - 6, str(step), 12, "middle", "lk-soft") for step, (x, y) in enumerate(places)]
+        return [*found, "".join(names)]
+
+    def here(self, step: int) -> str:
+        """A frame around one step."""
+        (x, y), (w, h) = self.at(step), self._size
+        return el("rect", x=x - 3, y=y - 3, width=w + 6, height=h + 6, rx=2, class_="lk-here")
+
+    @property
+    def _size(self) -> tuple[float, float]:
+        return self.dot * self.steps.chunks, self.dot * self.steps.ranks
 
     def _kind(self, step: int, rank: int, chunk: int) -> str:
         parts = self.steps.parts(step, rank, chunk)

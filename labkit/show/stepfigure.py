@@ -110,8 +110,20 @@ class View:
         self.places = None if places is None else places(*self._panel(beside))
         left = 286 if beside and self.places else 4
         top = 0.0 if beside or not self.places else self._panel(beside)[1] + 12
-        self.matrix = Matrix.within(steps, left, top, width - left - 4, self.size, short=self.short)
-        self.film = Film.within(steps, 8, 0, width - 16)
+        self.matrix = m = Matrix.within(steps, left, top, width - left - 4, self.size, short=self.short)
+        self.frame, self.down = m.frame(self.short), 0.0
+        bottom = m.y + m.height
+        if self.places:
+            height = max(y for _, y in self.places) + who.NODE + 12
+            self.down = max(0.0, (bottom - height) / 2) if beside else 0.0
+            bottom = max(bottom, height)
+        self.feet = [wrap(self._foot(k), width - 16, self.size) for k in range(steps.total + 1)]
+        self.floor = bottom + 24  # the foot's first line; every frame is as high as the highest
+        self.height = bottom + 22 + 17 * max(map(len, self.feet))
+        self.film = None
+        if steps.total and steps.ranks <= DRAWN:
+            self.film = Film.within(steps, 8, self.height, width - 16)
+            self.height += self.film.height + 8
 
     def _panel(self, beside: bool) -> tuple[float, float]:
         """Room for the ranks."""
@@ -120,26 +132,17 @@ class View:
         return self.width - 8, min(self.width - 40, 236 if self.steps.ranks <= 4 else 270)
 
     def draw(self, step: int) -> Drawing:
-        m, short = self.matrix, self.short
-        parts = [*m.frame(short), *m.state(step)]
-        bottom = m.y + m.height
-        width = max(self.width, m.x + m.width + 4)
+        m = self.matrix
+        parts = [*self.frame, *m.state(step)]
         if self.places:
-            height = max(y for _, y in self.places) + who.NODE + 12
-            down = max(0.0, (bottom - height) / 2) if m.y == 0 else 0.0
-            parts += who.draw(self.steps, step, self.places, 4, down)
-            bottom = max(bottom, height)
-        lines = wrap(self._foot(step), self.width - 16, self.size)
-        parts += [text(8, bottom + 24 + 17 * n, line, self.size) for n, line in enumerate(lines)]
-        bottom += 14 + 17 * len(lines)
-        if self.steps.total and self.steps.ranks <= DRAWN:
-            film = Film(self.steps, 8, bottom + 8, self.film.dot, self.film.pitch, self.film.across)
-            parts += film.draw(step)
-            bottom += 8 + film.height
-        strip = None
+            parts += who.draw(self.steps, step, self.places, 4, self.down)
+        parts += [text(8, self.floor + 17 * n, line, self.size) for n, line in enumerate(self.feet[step])]
+        if self.film:
+            parts += [*self.film.pictures, self.film.here(step)]
+        width, strip = max(self.width, m.x + m.width + 4), None
         if width > self.width + 1:
-            strip = (m.label - 4, m.y + m.height, (m.names(short),))
-        return Drawing(width, bottom + 8, tuple(p for p in parts if p), strip, m.style)
+            strip = (m.label - 4, m.y + m.height, (m.names(self.short),))
+        return Drawing(width, self.height, tuple(p for p in parts if p), strip, m.style)
 
     def _foot(self, step: int) -> str:
         s = self.steps

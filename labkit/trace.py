@@ -235,7 +235,7 @@ class Recorder:
         self._spans: dict[int, list[int]] = defaultdict(list)
         self._labels: dict[int, dict[str, Any]] = {}
         self._look: Callable[[], list] | None = None
-        #: What else belongs to a thread and travels with `branch`: see `labkit.pace.VirtualClock`.
+        #: What else belongs to a thread and travels with `branch`: see `labkit.world.clock.VirtualClock`.
         self.carriers: list[Any] = []
 
     def begin(self, rank: int) -> None:

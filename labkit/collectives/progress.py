@@ -41,11 +41,15 @@ class Handle:
         Raises:
             Whatever went wrong in it.
         """
-        self._thread.join()
-        self._branch.join()
+        self.let_pass()
         if self._error is not None:
             raise self._error
         return True
+
+    def let_pass(self) -> None:
+        """Until it is over, whether well or not."""
+        self._thread.join()
+        self._branch.join()
 
     def is_completed(self) -> bool:
         return not self._thread.is_alive()
@@ -87,6 +91,6 @@ def start(work: Callable[[], None], on: torch.device, nccl: bool, async_op: bool
             _latest.handle = Handle(work, before, on)
             return _latest.handle
     if before is not None:
-        before._thread.join()
+        before.let_pass()
     work()
     return None

@@ -303,3 +303,7 @@ def state_of_world():
 
 def hello():
     print("hello from", rank())
+
+
+def monitored_barrier():
+    dist.monitored_barrier()

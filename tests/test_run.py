@@ -409,3 +409,7 @@ def test_long_numbers_are_shown_by_their_type():
 def test_paths_of_pathlib_may_stand_on_the_path(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "path", [*sys.path, tmp_path])
     assert labkit.run(programs.total, ranks=2).values == [3, 3]
+
+
+def test_a_monitored_barrier_leaves_nothing_over():
+    assert labkit.run(programs.monitored_barrier, ranks=2).leftovers == []

@@ -147,6 +147,9 @@ class RecordingGroup(dist.ProcessGroup):
                 barrier.wait()
             return barrier
         work = self._call(entry, method, args, kwargs)
+        if work is None:  # monitored_barrier waits by itself
+            entry.collected = True
+            self.journal.finished(entry)
         if getattr(options, "asyncOp", False) and not on_cuda:
             # The moment it is done, not the moment somebody waits: overlap is what the pictures are about.
             work.get_future().add_done_callback(lambda _: self.journal.finished(entry))

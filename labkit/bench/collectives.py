@@ -43,14 +43,14 @@ def in_pairs(operation: str, algorithm: str, segments: int, nbytes: int) -> list
     import torch
     import torch.distributed as dist
 
-    whole = torch.ones(nbytes // 4)
+    whole, part = torch.ones(nbytes // 4), torch.ones(nbytes // 4 // dist.get_world_size())
     each = 1 if nbytes >= MIB else 20
 
     def timed(chosen: str) -> float:
         taken = []
         for _ in range(each):
             dist.barrier()
-            taken.append(seconds(lambda: call(operation, whole, chosen, segments if chosen != "native" else 1)))
+            taken.append(seconds(lambda: call(operation, whole, part, chosen, segments if chosen != "native" else 1)))
         return statistics.median(taken)
 
     timed(algorithm), timed("native")
@@ -62,13 +62,10 @@ def in_pairs(operation: str, algorithm: str, segments: int, nbytes: int) -> list
     return pairs
 
 
-def call(operation: str, whole: Any, algorithm: str, segments: int) -> None:
-    """One collective on a tensor of ones, which an average leaves as it is."""
-    import torch.distributed as dist
-
+def call(operation: str, whole: Any, part: Any, algorithm: str, segments: int) -> None:
+    """One collective on tensors of ones, of which a maximum is one again."""
     from labkit import collectives
 
-    part = whole[: whole.numel() // dist.get_world_size()]
     if operation == "all_reduce":
         collectives.all_reduce(whole, op="max", algorithm=algorithm, segments=segments)
     elif operation == "reduce_scatter":
@@ -78,4 +75,4 @@ def call(operation: str, whole: Any, algorithm: str, segments: int) -> None:
     elif operation == "broadcast":
         collectives.broadcast(whole, algorithm=algorithm)
     else:
-        collectives.all_to_all(whole, whole.clone(), algorithm=algorithm)
+        collectives.all_to_all(whole.new_empty(whole.shape), whole, algorithm=algorithm)

@@ -42,8 +42,9 @@ class Peers:
         Args:
             send: (tensor, to whom); receive: (tensor to fill, from whom). Empty tensors do not travel.
         """
-        operations = [self._operation(dist.isend, t, peer) for t, peer in send if t.numel()]
-        operations += [self._operation(dist.irecv, t, peer) for t, peer in receive if t.numel()]
+        # Receives first: what comes then goes straight into its place.
+        operations = [self._operation(dist.irecv, t, peer) for t, peer in receive if t.numel()]
+        operations += [self._operation(dist.isend, t, peer) for t, peer in send if t.numel()]
         return Works(dist.batch_isend_irecv(operations) if operations else [])
 
     def _operation(self, kind: Any, tensor: torch.Tensor, peer: int) -> dist.P2POp:

@@ -279,29 +279,23 @@ def hex_ring(ranks_of: int, length: int | None = None, algorithm: str = "ring", 
     return t.tolist()
 
 
-def one_call(operation: str, algorithm: str, elements: int, dtype: torch.dtype, more: dict) -> None:
-    """One collective, so that the trace holds its messages alone."""
-    p, rank = dist.get_world_size(), dist.get_rank()
-    whole = torch.ones(elements, dtype=dtype)
-    root = more.pop("root", 0)
-    call = getattr(collectives, operation)
-    if operation == "all_reduce":
-        call(whole, algorithm=algorithm, **more)
-    elif operation == "broadcast":
-        call(whole, src=root, algorithm=algorithm)
-    elif operation == "reduce":
-        call(whole, dst=root, algorithm=algorithm)
-    elif operation == "reduce_scatter":
-        call(torch.empty(elements // p, dtype=dtype), whole, algorithm=algorithm, **more)
-    elif operation == "all_gather":
-        call(whole, torch.ones(elements // p, dtype=dtype), algorithm=algorithm, **more)
-    elif operation == "all_to_all":
-        call(torch.empty_like(whole), whole, algorithm=algorithm)
-    elif operation in ("scatter", "gather"):
-        parts = [torch.ones_like(whole) for _ in range(p)] if rank == root else None
-        call(whole, parts, root, algorithm=algorithm)
-    else:
-        call(algorithm=algorithm)
+def each_call(cases: list[tuple]) -> None:
+    """Each of (operation, algorithm, elements, dtype, more) once, its events labelled with its number."""
+    for number, (operation, algorithm, elements, dtype, more) in enumerate(cases):
+        with label(case=number):
+            one_call(operation, algorithm, elements, dtype, **more)
+
+
+def one_call(operation: str, algorithm: str, elements: int, dtype: torch.dtype, root: int = 0, **more) -> None:
+    p, whole = dist.get_world_size(), torch.ones(elements, dtype=dtype)
+    part = torch.ones(elements // p, dtype=dtype)
+    parts = [torch.ones_like(whole) for _ in range(p)] if dist.get_rank() == root else None
+    tensors = {
+        "all_reduce": (whole,), "broadcast": (whole, root), "reduce": (whole, root), "reduce_scatter": (part, whole),
+        "all_gather": (whole, part), "all_to_all": (torch.empty_like(whole), whole), "scatter": (whole, parts, root),
+        "gather": (whole, parts, root), "barrier": (),
+    }[operation]  # fmt: skip
+    getattr(collectives, operation)(*tensors, algorithm=algorithm, **more)
 
 
 def refusals() -> dict[str, str]:

@@ -84,12 +84,12 @@ def check_run(cases: list[dict], ranks: int) -> None:
 @pytest.mark.parametrize("ranks", [*range(1, 9), 16])
 def test_every_algorithm_op_and_dtype(ranks):
     cases = []
-    for number, algorithm in enumerate(ALL_REDUCE):
+    for number, algorithm in enumerate(ALL_REDUCE if ranks == 4 else ALL_REDUCE[1:]):  # torch's own once is enough
         for op in OPS:
             for dtype in FLOATS + (INTEGERS if op != "avg" else ()):
                 length = (0, 1, ranks - 1, ranks + 1, 29)[(number + len(cases)) % 5]
                 cases.append(case(algorithm, op, dtype, length, seed=len(cases)))
-    check_run(cases if ranks <= 8 else cases[::4], ranks)
+    check_run(cases if ranks <= 8 else cases[::7], ranks)
 
 
 @settings(max_examples=15)

@@ -39,6 +39,59 @@ def on_device_ring():
     return other.tolist()
 
 
+def every_all_reduce():
+    """Each algorithm on this rank's GPU, blocking and asynchronous: what differs from the sum, by name."""
+    from labkit import collectives, device
+
+    rank, n, wrong = programs.rank(), programs.size(), []
+    for algorithm in collectives.ALGORITHMS["all_reduce"]:
+        for async_op in (False, True):
+            t = torch.arange(10_001, device=device.current()) + rank
+            handle = collectives.all_reduce(t, algorithm=algorithm, async_op=async_op, node_size=2)
+            if async_op:
+                handle.wait()
+            expected = n * torch.arange(10_001, device=device.current()) + n * (n - 1) // 2
+            if not torch.equal(t, expected):
+                wrong.append((algorithm, async_op))
+    return wrong
+
+
+def two_rings_at_once():
+    from labkit import collectives, device
+
+    t = [torch.full((100_000,), programs.rank() + k, device=device.current()) for k in (0, 10)]
+    handles = [collectives.all_reduce(x, algorithm="ring", async_op=True, segments=3) for x in t]
+    for handle in handles:
+        handle.wait()
+    return [sorted(set(x.tolist())) for x in t]
+
+
+def half_average():
+    from labkit import collectives, device
+
+    t = torch.tensor([65504.0, 2.0**-24], dtype=torch.float16, device=device.current())
+    collectives.all_reduce(t, op="avg")
+    return t.tolist()
+
+
+def test_collectives_of_ranks_that_share_a_gpu():
+    ranks = torch.cuda.device_count() + 3
+    assert labkit.run(every_all_reduce, ranks=ranks).values == [[]] * ranks
+    total = ranks * (ranks - 1) // 2
+    assert labkit.run(two_rings_at_once, ranks=ranks).values == [[[total], [total + 10 * ranks]]] * ranks
+    assert labkit.run(half_average, ranks=ranks).values == [[65504.0, 2.0**-24]] * ranks
+
+
+@pytest.mark.multi_gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_collectives_over_nccl():
+    ranks = torch.cuda.device_count()
+    assert labkit.run(every_all_reduce, ranks=ranks).values == [[]] * ranks
+    total = ranks * (ranks - 1) // 2
+    assert labkit.run(two_rings_at_once, ranks=ranks).values == [[[total], [total + 10 * ranks]]] * ranks
+    assert labkit.run(half_average, ranks=ranks).values == [[65504.0, 2.0**-24]] * ranks
+
+
 def test_one_rank_over_nccl():
     run = labkit.run(on_device_sum, ranks=1)
     assert run.values == [("cuda", 1.0)]

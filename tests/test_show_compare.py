@@ -93,6 +93,22 @@ def test_the_title_says_whether_all_is_as_predicted():
     assert show.compare({"a": 1}, {"a": 1}).title == "Measured exactly what was predicted"
     off = show.compare({"a": 1, "b": [8, 8]}, {"a": 1, "b": [8, 10]})
     assert off.title == "Furthest from its prediction: rank 1 of b, 10 B where 8 B was predicted"
+    from_nothing = show.compare({"a": 1, "b": 0}, {"a": 1, "b": 5})
+    assert from_nothing.title == "Furthest from its prediction: b, 5 B where 0 B was predicted"
+
+
+@pytest.mark.parametrize(("measured", "percent"), [
+    ({"a": 100, "b": 101}, 1), ({"a": 100.01, "b": 100}, 1), ({"a": 98.9, "b": 101}, 2), ({"a": 100, "b": 107}, 7),
+    ({"a": [100, 110], "b": 95}, 10), ({"a": [90, 90], "b": 100}, 10), ({"a": 100, "b": 110.5}, None),
+    ({"a": 89, "b": 100}, None),
+])  # fmt: skip
+def test_the_title_says_how_near_all_are(measured, percent):
+    """The furthest, in percent rounded up; beyond 10 % it is named."""
+    title = show.compare({"a": 100, "b": 100}, measured).title
+    if percent is None:
+        assert title.startswith("Furthest from its prediction: ")
+    else:
+        assert title == f"Measured within {percent} % of what was predicted"
 
 
 def test_a_list_has_a_bar_a_rank_and_one_prediction_may_stand_for_all():

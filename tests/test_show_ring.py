@@ -136,7 +136,7 @@ def test_what_a_chunk_should_become_depends_on_the_collective():
     ("whole_tensors", "Step 2: rank 3's part is twice in chunk 0 of rank 0"),
     ("too_short", "Nobody ever finishes chunks 0, 1, 2, 3"),
     ("tree_4", "2 of 4 ranks are idle in half of the steps"),
-    ("tree_8", "4 of 8 ranks or more are idle in 4 of 6 steps"),
+    ("tree_8", "Half of the ranks or more are idle in 4 of 6 steps"),
     ("central_8", "Rank 0 sends 14 KiB, 7 times as much as any other"),
     ("mesh_4", "Every rank sends at every step; after 1 of 2 steps each rank has one finished chunk"),
     ("halving_8", "Every rank sends at every step; after 3 of 6 steps each rank has one finished chunk"),

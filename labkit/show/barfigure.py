@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import isfinite
+from math import ceil, isfinite
 from typing import Any
 
 from labkit.show.bars import Bar, Chart, Group, View, axis_top
@@ -17,6 +17,7 @@ from labkit.trace import Trace
 
 Values = Mapping[str, Any]
 MINUS = "−"
+NEAR = 0.1  #: how far from its prediction, as a share of it, what is measured may lie to be called near
 
 
 def compare(
@@ -252,6 +253,8 @@ def _compare_finding(both: Mapping[str, list[tuple[float, float]]], unit: str) -
     if not off:
         return say("bars.exact")
     label, rank, ranks, p, m = max(off, key=lambda x: abs(x[4] - x[3]) / (x[3] or 1e-300))
+    if abs(m - p) <= NEAR * p:
+        return say("bars.within", percent=ceil(100 * abs(m - p) / p - 1e-9) or 1)
     name = say("bars.rank_of", rank=rank, label=label) if ranks > 1 else label
     return say("bars.off", label=name, measured=told(m, unit), predicted=told(p, unit))
 

@@ -40,10 +40,11 @@ class Matrix:
     @classmethod
     def within(cls, steps: Steps, x: float, y: float, room: float, size: float, short: bool) -> Matrix:
         """As wide as `room`, or as it must be; `short` writes ranks as numbers."""
-        names = [_name(rank, short) for rank in range(steps.ranks)] + ([] if short else [say("steps.chunk_head")])
+        head = [] if short or steps.whole else [say("steps.chunk_head")]
+        names = [_name(rank, short) for rank in range(steps.ranks)] + head
         label = ceil(max(text_width(n, size) for n in names)) + (5 if short else 10)
         least = min(steps.ranks, 3 if steps.ranks <= 9 else 4) * SLOT + 8
-        width = max(ceil(least), min((room - label) // steps.chunks, 84))
+        width = max(ceil(least), min((room - label) // steps.chunks, 200 if steps.whole else 84))
         across = min(steps.ranks, int((width - 8 + 0.01) / SLOT))
         down = ceil(steps.ranks / across)
         across = ceil(steps.ranks / down)
@@ -97,8 +98,10 @@ class Matrix:
             el("g", text(x, self.y + 17, str(c), self.size, "middle", "lk-column"), data_chunk=str(c))
             for c, x in enumerate(middle)
         ]
-        word = "" if short else text(self.x, self.y + 17, say("steps.chunk_head"), self.size, None, "lk-soft")
         under = el("path", d=slots, class_="lk-tick lk-slots"), el("path", d=boxes, class_="lk-cells")
+        if s.whole:
+            return [self.names(short), *under]
+        word = "" if short else text(self.x, self.y + 17, say("steps.chunk_head"), self.size, None, "lk-soft")
         return [word, *heads, self.names(short), *under]
 
     def names(self, short: bool) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from labkit.show.finding import members
 from labkit.show.steps import Steps
 from labkit.show.svg import size_of
-from labkit.show.words import say
+from labkit.show.words import count, say
 
 
 def ring_finding(s: Steps) -> tuple[str, int]:
@@ -29,9 +29,8 @@ def tree_finding(s: Steps) -> tuple[str, int]:
     numbers = [len(s.idle(k)) for k in range(1, s.total + 1)]
     if any(numbers):
         least = min(n for n in numbers if n)
-        key = "steps.idle" if {*numbers} <= {0, least} else "steps.idle_least"
-        told = say(key, idle=least, ranks=s.ranks, part=_share(sum(n > 0 for n in numbers), s.total))
-        return told, numbers.index(max(numbers)) + 1
+        part = _share(sum(n > 0 for n in numbers), s.total)
+        return _idle(least, s.ranks, part, {*numbers} <= {0, least}), numbers.index(max(numbers)) + 1
     (first, top), (second, _) = sorted(((n, -r) for r, n in enumerate(s.sent(s.total))), reverse=True)[:2]
     if first > second:
         times = f"{first / second:.3g}" if second else None
@@ -39,6 +38,15 @@ def tree_finding(s: Steps) -> tuple[str, int]:
         step = max(range(1, s.total + 1), key=lambda k: sum(m.nbytes for m in s.at(k) if m.src == -top))
         return say(key, rank=-top, size=size_of(first), **({"times": times} if times else {})), step
     return _right(s)
+
+
+def _idle(least: int, ranks: int, part: str, exactly: bool) -> str:
+    """How many ranks are idle, in part of the steps: just so many, or at the least."""
+    if exactly:
+        return count("steps.idle", least, ranks=ranks, part=part)
+    if 2 * least == ranks:
+        return say("steps.idle_half", part=part)
+    return count("steps.idle_least", least, ranks=ranks, part=part)
 
 
 def _share(part: int, all_: int) -> str:
@@ -54,7 +62,11 @@ def _wrong(s: Steps) -> tuple[str, int] | None:
             for rank in range(s.ranks):
                 for part, n in enumerate(s.parts(step, rank, chunk)):
                     if n > 1:
+                        if s.whole:
+                            return say("steps.twice_whole", step=step, part=part, rank=rank), step
                         return say("steps.twice", step=step, part=part, chunk=chunk, rank=rank), step
+    if s.whole and not any(s.done(s.total, r, 0) for r in range(s.ranks)):
+        return say("steps.never_whole"), s.total
     if never := [c for c in range(s.chunks) if not any(s.done(s.total, r, c) for r in range(s.ranks))]:
         key = "steps.never" if len(never) == 1 else "steps.never_some"
         return say(key, chunks=members(never)), s.total
@@ -71,7 +83,11 @@ def _right(s: Steps) -> tuple[str, int]:
         return say("steps.one_each", lead=lead, step=turn, steps=s.total), turn
     turn = next((k for k in range(1, s.total + 1) if _scattered(s, k)), None)
     if turn is not None and not _scattered(s, 0):
+        if s.whole:
+            return say("steps.scattered_whole", lead=lead, step=turn, steps=s.total), turn
         return say("steps.scattered", lead=lead, step=turn, steps=s.total), turn
+    if s.whole:
+        return say("steps.all_done_whole", lead=lead, steps=s.total), s.total
     return say("steps.all_done", lead=lead, steps=s.total, chunks=s.chunks), s.total
 
 

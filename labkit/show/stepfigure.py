@@ -66,6 +66,8 @@ def tree(trace: Trace, title: str | None = None, source: str | None = None) -> F
     Messages that make up a tree (binomial, or the central one's star) are drawn from the root down; others (mesh,
     halving-doubling) with the ranks in a circle. A rank that neither sends nor receives in a step is dotted.
 
+    A tree sends the whole tensor: ``parts=1`` is enough to watch it, and then no chunk is named.
+
     Args, returns, raises:
         As `ring`. Of a broadcast, fill with 0 what a rank does not have yet.
     """
@@ -93,8 +95,8 @@ def _figure(steps: Steps, title: str, start: int, places: Places | None, senders
             views[width] = View(steps, width, places, senders)
         return views[width].draw(start if frame is None else frame)
 
-    return Figure(title, draw, _twin(steps), source=source, notes=_notes(steps), start=start, sheets=("steps",),
-                  says=[_says(steps, k) for k in range(steps.total + 1)],
+    return Figure(title, draw, _twin(steps), source=source, notes=_notes(steps, senders), start=start,
+                  sheets=("steps",), says=[_says(steps, k) for k in range(steps.total + 1)],
                   follow=[str(c) for c in range(steps.chunks)] if steps.chunks > 1 else ())  # fmt: skip
 
 
@@ -157,10 +159,13 @@ class View:
         return " · ".join(told)
 
 
-def _notes(steps: Steps) -> list[str]:
-    notes = [say("steps.legend")]
+def _notes(steps: Steps, pattern: bool) -> list[str]:
+    """What the looks mean. `pattern`: of a tree or another pattern only labels tell that a tensor goes in chunks."""
+    notes = [say("steps.legend_whole") if steps.whole else say("steps.legend")]
     if any(max(steps.parts(steps.total, r, c)) > 1 for r in range(steps.ranks) for c in range(steps.chunks)):
         notes.append(say("steps.legend_twice"))
+    if pattern and (steps.whole or not steps.labelled):
+        return notes
     if steps.chunks < steps.ranks and all(len(m.chunks) == 1 for m in steps.moves):
         notes.append(say("steps.empty", chunks=steps.chunks, ranks=steps.ranks))
     return notes
@@ -191,7 +196,8 @@ def _says(steps: Steps, step: int) -> str:
 
 def _sent(steps: Steps, move: Move) -> str:
     """ "0→1 chunk 2 {0,3}": the chunks, and whose parts the sender had in them."""
-    held = _held(steps, move.step - 1, move.src, move.chunks) or [size_of(move.nbytes)]
+    key = "steps.holds_whole" if steps.whole else "steps.holds"
+    held = _held(steps, move.step - 1, move.src, move.chunks, key) or [size_of(move.nbytes)]
     return say("steps.send", src=move.src, dst=move.dst, what=", ".join(held))
 
 
@@ -200,16 +206,18 @@ def _now(steps: Steps, move: Move) -> str:
     changed = steps.changed(move.step, move.dst)
     lone = sum(m.dst == move.dst for m in steps.at(move.step)) == 1
     chunks = sorted({*move.chunks, *changed}) if lone else move.chunks
-    held = _held(steps, move.step, move.dst, tuple(chunks), "steps.is") or [say("steps.as_before")]
+    key = "steps.is_whole" if steps.whole else "steps.is"
+    held = _held(steps, move.step, move.dst, tuple(chunks), key) or [say("steps.as_before")]
     return say("steps.now", rank=move.dst, what=", ".join(held))
 
 
-def _held(steps: Steps, step: int, rank: int, chunks: tuple[int, ...], key: str = "steps.holds") -> list[str]:
+def _held(steps: Steps, step: int, rank: int, chunks: tuple[int, ...], key: str) -> list[str]:
     told = []
     chunks = tuple(c for c in chunks if c < steps.chunks)
     row = steps.states[step][rank]
     for value, group in groupby(chunks, key=lambda c: row[c]):
-        told.append(say(key, chunks=_chunks(steps, tuple(group)), parts=_parts(value, steps.ranks)))
+        named = {} if steps.whole else {"chunks": _chunks(steps, tuple(group))}
+        told.append(say(key, parts=_parts(value, steps.ranks), **named))
     return told
 
 

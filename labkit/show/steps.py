@@ -49,6 +49,8 @@ class Steps:
         moves: By step, then by sender.
         states: What each chunk of each rank held: ``states[step][rank][chunk]``, step 0 before anything was sent.
         target: What each chunk should hold in the end.
+        labelled: Whether the messages say which chunk they carry.
+        whole: Whether the tensor is one piece in this picture: then no chunk is named.
     """
 
     ranks: int
@@ -57,6 +59,8 @@ class Steps:
     moves: tuple[Move, ...]
     states: States
     target: tuple[int, ...]
+    labelled: bool = True
+    whole: bool = False
 
     def at(self, step: int) -> list[Move]:
         """The moves of a step."""
@@ -132,7 +136,9 @@ def read(trace: Trace, name: str) -> Steps:
     _check_start(states[0])
     operation = _operation(rows[0])
     moves = tuple(_moves(placed, states, labelled="hierarchical" not in operation))  # its chunks are the node's
-    return Steps(trace.ranks, width, total, moves, states, _target(states[0], moves, operation))
+    target = _target(states[0], moves, operation)
+    labelled = any("chunk" in e.labels for row in rows for e in row)
+    return Steps(trace.ranks, width, total, moves, states, target, labelled, whole=name == "tree" and width == 1)
 
 
 def _check(trace: object, name: str) -> None:

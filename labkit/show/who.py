@@ -134,7 +134,9 @@ def _label(steps: Steps, move: Move, a: tuple[float, float], b: tuple[float, flo
 
 
 def chunk_list(steps: Steps, chunks: tuple[int, ...]) -> str:
-    """Chunks as an arrow bears them: ``"2"``, ``"0–3"``, or all."""
+    """Chunks as an arrow bears them: ``"2"``, ``"0–3"``, or all; nothing when the tensor is one piece."""
+    if steps.whole:
+        return ""
     if len(chunks) == steps.chunks > 1:
         return say("steps.every")
     return ",".join(str(a) if a == b else f"{a}–{b}" for a, b in runs(chunks))

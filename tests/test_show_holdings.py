@@ -150,7 +150,7 @@ def test_each_operation_is_told_by_what_it_did(ranks):
         "all_reduce: every sum on every rank",
         "reduce_scatter: each sum on one rank",
         "all_gather: all data on every rank",
-        "all_to_all: a transpose: rows become columns",
+        "all_to_all: rows become columns, a transpose",
     ]
     assert show.holdings(held).title == "3 of 6 operations add up; the others only move what the ranks held"
 

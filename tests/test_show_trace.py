@@ -206,3 +206,12 @@ def test_a_run_is_pointed_to_its_trace():
 
     with pytest.raises(TypeError, match=r"given Run: pass its \.trace"):
         show.trace(Run())
+
+
+def test_ranks_that_wait_in_two_groups_are_told_apart():
+    """Two collectives in two orders: nobody is missing, each rank is somewhere else."""
+    calls = [collective(0, 0, done=False, group="{0,1}")]
+    calls += [collective(r, 0, done=False) for r in (1, 2, 3)]
+    figure = show.trace(Trace(calls, 4))
+    assert figure.title == "Ranks wait in different groups: 0 in all_reduce of {0,1}; 1, 2, 3 in all_reduce of world"
+    assert "lk-gone" not in figure.to_html().split("</style>")[1]

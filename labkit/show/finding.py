@@ -22,6 +22,10 @@ def _wrong(items: list[Item], ranks: int) -> str | None:
         return say("finding.circle", waits=told)
     if receives := [i for i in lonely if i.recv]:
         return count("finding.waiting", len(receives))
+    open_calls = [i for i in items if i.kind == "collective" and i.unfinished]
+    if len({i.events[0].group for i in open_calls}) > 1:
+        told = "; ".join(_standing(i) for i in open_calls)
+        return say("finding.split", places=told)
     for item in items:
         if item.kind == "collective" and item.unfinished:
             name, absent = item.events[0].name, set(range(ranks)) - set(item.ranks)
@@ -29,6 +33,14 @@ def _wrong(items: list[Item], ranks: int) -> str | None:
                 return say("finding.missing", name=name, ranks=members(absent))
             return say("finding.unfinished", name=name, ranks=members(e.rank for e in item.events if e.end is None))
     return count("finding.unreceived", len(lonely)) if lonely else None
+
+
+def _standing(call: Item) -> str:
+    """Which ranks are in a collective, and of which group."""
+    e = call.events[0]
+    return say(
+        "finding.standing", ranks=members(x.rank for x in call.events if x.end is None), name=e.name, group=e.group
+    )
 
 
 def _right(items: list[Item], ranks: int) -> str:

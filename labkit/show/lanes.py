@@ -282,10 +282,11 @@ class Lanes:
             yield from self._inside([say("trace.missing")], along, (p.lane(a) - half, p.lane(b) + half))
 
     def _absent(self, item: Item) -> tuple[int, ...]:
-        """The ranks that a collective of the whole world waits for."""
+        """The ranks that a collective of the whole world waits for, and that are not seen to wait elsewhere."""
         if item.events[0].group != "world" or not item.unfinished:
             return ()
-        return tuple(r for r in range(self.ranks) if r not in item.ranks)
+        elsewhere = {r for i in self.items if i.unfinished for r in i.ranks}
+        return tuple(r for r in range(self.ranks) if r not in item.ranks and r not in elsewhere)
 
     def _collective_in_time(self, item: Item) -> Iterator[str]:
         """Each rank from its call to its return, tied together where the last one came in."""

@@ -237,11 +237,14 @@ class Recorder:
         self._look: Callable[[], list] | None = None
         #: What else belongs to a thread and travels with `branch`: see `labkit.world.clock.VirtualClock`.
         self.carriers: list[Any] = []
+        #: Of this run, to see in the end which of them nobody has joined.
+        self.branches: list[Branch] = []
 
     def begin(self, rank: int) -> None:
         """Forget everything and record from here on, as `rank`."""
         self.rank, self.on = rank, True
         self._open, self._spans, self._labels, self._look = [], defaultdict(list), {}, None
+        self.branches = []
 
     def stop(self, zero: float, resolve=float) -> list[Event]:
         """Stop, and return the events, times in seconds since `zero` (on `now`'s clock).
@@ -275,6 +278,8 @@ class Recorder:
 
     @contextmanager
     def watch(self, tensor: Any, parts: int | None = None) -> Iterator[None]:
+        if self._look is not None:
+            raise RuntimeError("a tensor is watched already: trace.watch follows one at a time")
         look = _first_of_parts(tensor, parts)
         self.finish(self.start("state", "watch"))
         self._look = look
@@ -290,8 +295,11 @@ class Recorder:
         if self._look is not None and self._open:
             self._open[-1].after = self._look()
 
-    def branch(self) -> Branch:
-        return Branch(self)
+    def branch(self, name: str) -> Branch:
+        made = Branch(self, name)
+        if self.on:
+            self.branches.append(made)
+        return made
 
     def labels(self) -> dict[str, Any]:
         """The labels of this thread; a thread without any (autograd's, on CUDA) takes the main thread's."""
@@ -332,9 +340,16 @@ class Branch:
     """What a thread takes over from the one that starts it: labels, the span around them, the virtual clock.
 
     Made where the work is asked for, entered in the thread that does it, joined where somebody waits for it.
+
+    Attributes:
+        name: What the thread does.
+        joined: Whether somebody has waited for it.
+        error: What went wrong in it.
     """
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, name: str) -> None:
+        self.name, self.joined = name, False
+        self.error: BaseException | None = None
         thread = threading.get_ident()
         self._recorder = recorder
         self._labels, self._spans = recorder.labels(), list(recorder._spans.get(thread, ()))
@@ -355,13 +370,30 @@ class Branch:
         self._recorder._spans.pop(thread, None)
 
     def join(self) -> None:
+        """The thread has ended, and the caller, who wanted that, goes on from there."""
+        self.joined = True
+        self.catch_up()
+
+    def catch_up(self) -> None:
         """The thread has ended, and the caller goes on from there."""
         for carrier, token in self._carried:
             carrier.join(token)
 
+    def carried(self, carrier: Any) -> Any:
+        """What `carrier` gave the branch to take along."""
+        return next((token for known, token in self._carried if known is carrier), None)
+
 
 def _first_of_parts(tensor: Any, parts: int | None) -> Callable[[], list]:
     """How to look at a tensor: the first element of each part, cut as `torch.tensor_split` cuts; without parts all."""
+    if parts is not None and (type(parts) is not int or parts < 1):
+        raise ValueError(f"parts={parts!r}: expected a whole number, at least 1")
+    if not hasattr(tensor, "is_contiguous"):
+        raise TypeError(f"trace.watch was given {type(tensor).__name__}: expected a torch.Tensor")
+    if not tensor.is_contiguous():
+        raise ValueError(
+            "trace.watch was given a tensor with gaps, of which only a copy could be watched: use .contiguous()"
+        )
     flat = tensor.detach().view(-1)
     if parts is None:
         return flat.tolist
@@ -396,13 +428,17 @@ def watch(tensor: Any, parts: int | None = None):
     Args:
         tensor: A contiguous tensor, changed in place by what happens inside.
         parts: Look at the first element of each of so many parts, cut as `torch.tensor_split` does; ``None``: at all.
+
+    Raises:
+        TypeError, ValueError: `tensor` is no contiguous tensor, or `parts` is not at least 1.
+        RuntimeError: Inside another `watch`.
     """
     return recorder.watch(tensor, parts)
 
 
-def branch() -> Branch:
+def branch(name: str) -> Branch:
     """Labels, span and virtual clock of this thread, for another one to go on with; see `Branch`."""
-    return recorder.branch()
+    return recorder.branch(name)
 
 
 def current_labels() -> dict[str, Any]:

@@ -329,6 +329,10 @@ def refusals() -> dict[str, str]:
         "irecv": lambda: collectives.irecv(torch.ones(4, 4).t()[:, :2], 0 if dist.get_rank() else 1),
         "batch": lambda: collectives.batch_isend_irecv([]),
         "using": lambda: collectives.using("rings").__enter__(),
+        "segments of a tree": lambda: collectives.all_reduce(t, algorithm="tree", segments=2),
+        "op as a number": lambda: collectives.all_reduce(t, op=0),
+        "unsigned": lambda: collectives.all_reduce(torch.ones(2, dtype=torch.uint16)),
+        "recv from nobody": lambda: collectives.recv(t, 7),
         "8-bit": lambda: collectives.all_reduce(t.to(torch.float8_e4m3fn)),
     }
     said = {}
@@ -347,6 +351,98 @@ def _raise() -> None:
 
 def unwaited() -> None:
     collectives.all_reduce(torch.ones(3), algorithm="ring", async_op=True)
+    collectives.barrier(algorithm="tree")  # which waits for it
+
+
+def error_nobody_waits_for() -> None:
+    """The thread fails before it sends anything."""
+    import labkit.collectives.ring as ring
+
+    def broken(*_args, **_kwargs):
+        raise ZeroDivisionError("in the thread")
+
+    before, ring.all_reduce = ring.all_reduce, broken
+    collectives.all_reduce(torch.ones(3), algorithm="ring", async_op=True)
+    collectives.barrier(algorithm="tree")
+    ring.all_reduce = before
+
+
+def different_ops() -> float:
+    t = torch.full((3,), 2.0)
+    collectives.all_reduce(t, op="sum" if dist.get_rank() else "product", algorithm="ring")
+    return t[0].item()
+
+
+def chain_of_groups() -> float:
+    """Rank 0 is in an all-reduce with 1, which comes only after one with 2, which comes only after one with 0."""
+    rank, t = dist.get_rank(), torch.ones(2)
+    groups = {pair: dist.new_group(list(pair)) for pair in ((0, 1), (0, 2), (1, 2))}
+    if rank == 0:
+        handle = collectives.all_reduce(t, group=groups[0, 1], algorithm="ring", async_op=True)
+        other = torch.ones(2)
+        collectives.all_reduce(other, group=groups[0, 2], algorithm="ring")
+        handle.wait()
+    if rank == 2:
+        collectives.all_reduce(t, group=groups[0, 2], algorithm="ring")
+        collectives.all_reduce(t, group=groups[1, 2], algorithm="ring")
+    if rank == 1:
+        collectives.all_reduce(t, group=groups[1, 2], algorithm="ring")
+        collectives.all_reduce(t, group=groups[0, 1], algorithm="ring")
+    return t[0].item()
+
+
+def two_threads(times: int) -> int:
+    """A blocking ring in one thread while an asynchronous one of the other is under way."""
+    p, right = dist.get_world_size(), 0
+    for _ in range(times):
+        a, b = torch.ones(4000), torch.full((4000,), 2.0)
+        handle = collectives.all_reduce(a, algorithm="ring", async_op=True)
+        other = threading.Thread(target=lambda b=b: collectives.all_reduce(b, algorithm="ring"))
+        other.start()
+        other.join()
+        handle.wait()
+        right += bool((a == p).all() and (b == 2 * p).all())
+    return right
+
+
+def in_inference_mode() -> list[float]:
+    with torch.inference_mode():
+        t = torch.ones(3)
+        collectives.all_reduce(t, algorithm="ring", async_op=True).wait()
+        return t.tolist()
+
+
+def large_bfloat16() -> list[float]:
+    t = torch.full((2,), 3e38, dtype=torch.bfloat16)
+    collectives.all_reduce(t, op="avg")
+    return [t[0].item(), torch.tensor(3e38, dtype=torch.bfloat16).item()]
+
+
+def small_integers() -> list[list[int]]:
+    results = []
+    for dtype in (torch.int8, torch.int16):
+        t = torch.full((3,), dist.get_rank(), dtype=dtype)
+        collectives.all_reduce(t)
+        collectives.broadcast(t, src=1)
+        results.append(t.tolist())
+    return results
+
+
+def aliased_scatter() -> list[int]:
+    whole = torch.arange(2 * dist.get_world_size())
+    parts = list(whole.split(2)) if dist.get_rank() == 0 else None
+    mine = parts[1] if parts else torch.zeros(2, dtype=torch.int64)  # the root's lies in another rank's part
+    collectives.scatter(mine, parts, algorithm="central")
+    return mine.tolist()
+
+
+def waits_twice() -> list[float]:
+    t = torch.ones(4, 2).t()
+    handle = collectives.all_reduce(t, algorithm="native", async_op=True)
+    handle.wait()
+    t.zero_()
+    handle.wait()
+    return t.flatten().tolist()
 
 
 def stuck_in_thread() -> None:

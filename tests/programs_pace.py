@@ -170,7 +170,7 @@ class Aside(threading.Thread):
 
     def __init__(self, work, before=None):
         super().__init__()
-        self.work, self.before, self.branch = work, before, trace.branch()
+        self.work, self.before, self.branch = work, before, trace.branch("work")
         self.start()
 
     def run(self):

@@ -101,7 +101,9 @@ def test_any_length_world_segments_node_size_and_sub_group(data):
         algorithm = data.draw(st.sampled_from(ALL_REDUCE))
         op = data.draw(st.sampled_from(OPS))
         dtype = data.draw(st.sampled_from(FLOATS if op == "avg" else FLOATS + INTEGERS))
-        more = {"segments": data.draw(st.integers(1, 5)), "node_size": data.draw(st.integers(1, 9))}
+        more = {"node_size": data.draw(st.integers(1, 9))}
+        if algorithm in ("ring", "hierarchical"):
+            more["segments"] = data.draw(st.integers(1, 5))
         if data.draw(st.booleans()):
             members = data.draw(st.sets(st.integers(0, ranks - 1), min_size=1))
             more["members"] = tuple(sorted(members))
@@ -181,6 +183,48 @@ def test_an_asynchronous_call_takes_labels_along_and_leaves_no_thread():
 
 def test_what_goes_wrong_in_the_thread_comes_out_of_wait():
     assert labkit.run(programs.async_error, ranks=2).values == ["in the thread"] * 2
+
+
+def test_what_nobody_waited_for_is_told():
+    """As torch's own: an error in the thread must not be lost, nor a handle."""
+    with pytest.raises(labkit.RankError, match="all_reduce ring failed, and nobody had waited for it"):
+        labkit.run(programs.error_nobody_waits_for, ranks=2)
+    left = labkit.run(programs.unwaited, ranks=2).leftovers
+    assert len([s for s in left if "started all_reduce ring and never waited for it" in s]) == 2
+
+
+def test_ranks_that_ask_for_different_reductions_get_no_number():
+    with pytest.raises(labkit.RunTimeout):
+        labkit.run(programs.different_ops, ranks=2, timeout=2)
+
+
+def test_groups_do_not_wait_for_each_other():
+    assert labkit.run(programs.chain_of_groups, ranks=3, timeout=10).values == [4.0, 4.0, 3.0]
+
+
+def test_two_threads_of_a_rank_take_turns():
+    assert labkit.run(programs.two_threads, 20, ranks=3).values == [20] * 3
+
+
+def test_inference_mode_goes_along_into_the_thread():
+    assert labkit.run(programs.in_inference_mode, ranks=2).values == [[2.0] * 3] * 2
+
+
+def test_an_average_of_large_bfloat16_stays_finite():
+    for mean, brought in labkit.run(programs.large_bfloat16, ranks=3).values:
+        assert mean == brought
+
+
+def test_integers_that_gloo_does_not_know():
+    assert labkit.run(programs.small_integers, ranks=3).values == [[[3] * 3] * 2] * 3
+
+
+def test_a_root_whose_tensor_lies_in_another_ranks_part():
+    assert labkit.run(programs.aliased_scatter, ranks=3).values == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_to_wait_again_changes_nothing():
+    assert labkit.run(programs.waits_twice, ranks=2).values == [[0.0] * 8] * 2
 
 
 def test_a_rank_that_never_comes_is_named():

@@ -407,7 +407,7 @@ def in_a_thread(clock, forked, took):
 
 def test_branches_are_a_queue_and_to_wait_for_them_is_no_work():
     with VirtualClock(Pace(), 0, now()) as clock:
-        first, second = branch(), branch()
+        first, second = branch("first"), branch("second")
         assert in_a_thread(clock, first, 0.04) == pytest.approx(0.04)
         assert clock.v == 0.0
         first.join()
@@ -417,7 +417,7 @@ def test_branches_are_a_queue_and_to_wait_for_them_is_no_work():
         assert clock.v == pytest.approx(0.07)
         assert now() >= clock.moment(clock.v)
         assert clock.notes() == []
-        third = branch()
+        third = branch("third")
         assert in_a_thread(clock, third, 0.01) == pytest.approx(0.08)
         time.sleep(0.05)
         third.join()

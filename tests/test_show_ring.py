@@ -20,7 +20,7 @@ from labkit.show.figure import NARROW, WIDE, style
 from labkit.show.player import payload, script
 from labkit.show.stepfigure import _parts
 from labkit.show.steps import counts, read
-from labkit.trace import Trace
+from labkit.trace import Event, Trace
 
 sys.path.insert(0, str(Path(__file__).parent))  # pytest imports test files alone: their helpers are beside them
 
@@ -189,7 +189,7 @@ def test_the_foot_counts_bytes_of_one_rank():
         return next(t for _, t, _ in boxes.texts(figure.draw(WIDE, step)) if t.startswith("step "))
 
     assert foot(EVERY["ring_4"](), 3) == "step 3/6 · sent 768 KiB of 1.5 MiB"
-    assert foot(EVERY["tree_4"](), 3) == "step 3/4 · rank 0 sent 1 KiB of 2 KiB, the most · 1 of 4 ranks sends"
+    assert foot(EVERY["tree_4"](), 3) == "step 3/4 · busiest sender, rank 0: 1 KiB of 2 KiB · 1 of 4 ranks sends"
 
 
 def test_the_source_is_the_traces():
@@ -396,3 +396,32 @@ def test_a_ring_of_real_ranks_is_the_ring_by_hand():
         real, hand = read(trace, "ring"), read(replay(p, by_hand.ring(p), nbytes=64 // p * 8), "ring")
         assert real == hand
         assert show.ring(trace).to_html() == show.ring(replay(p, by_hand.ring(p), nbytes=64 // p * 8)).to_html()
+
+
+def bare(*, sends=(), parts=2, native=False, after=None) -> Trace:
+    """Two ranks that watch so many parts; `sends`: (rank, chunk), `after`: what all of them hold from then on."""
+    events = []
+    for rank in range(2):
+        start = [16**rank] * parts
+        events.append(Event("state", "watch", rank, 0.0, 0.0, after=start, index=0))
+        if native:
+            events.append(Event("collective", "all_reduce", rank, 0.1, 0.2, 8, after=start, index=1))
+        events += [
+            Event("send", "send", r, 0.1, 0.2, 8, 1 - r, labels={"step": 1, "chunk": c}, after=after or start, index=1)
+            for r, c in sends
+            if r == rank
+        ]
+    return Trace(events, 2)
+
+
+def test_what_cannot_be_seen_is_not_drawn_as_if_nothing_had_happened():
+    with pytest.raises(ValueError, match="torch's own all_reduce cannot be seen"):
+        show.ring(bare(native=True))
+    with pytest.raises(ValueError, match="never changed"):
+        show.ring(bare(sends=[(0, 1), (1, 0)]))
+    with pytest.raises(ValueError, match=r"4 parts were watched.*into 2 chunks: use watch\(tensor, parts=2\)"):
+        show.ring(bare(sends=[(0, 1), (1, 0)], parts=4, after=[17, 17, 1, 1]))
+    late = bare()
+    late.events.append(Event("send", "send", 0, 1.0, 1.1, 8, 1, labels={"step": 1}, index=9))
+    with pytest.raises(ValueError, match="inside the watch"):
+        show.ring(late)

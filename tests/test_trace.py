@@ -92,7 +92,7 @@ def test_labels_nest_and_end_with_an_exception():
 class Numbers(list):
     """Stands in for a flat tensor."""
 
-    detach = view = lambda self, *_: self
+    is_contiguous = detach = view = lambda self, *_: self
     numel = list.__len__
     tolist = lambda self: list(self)  # noqa: E731
 
@@ -126,7 +126,7 @@ def test_a_branch_takes_labels_spans_and_carried_things_to_another_thread():
     recorder.begin(0)
     recorder.carriers.append(Carrier)
     with recorder.label(step=1), recorder.span("outer"):
-        branch = recorder.branch()
+        branch = recorder.branch("work")
 
     def work():
         with branch:

@@ -44,8 +44,8 @@ def scatter(peers: Peers, mine: torch.Tensor, all_parts: Sequence[torch.Tensor] 
         if all_parts is None:
             peers.exchange(receive=[(mine, root)]).wait()
         else:
-            mine.copy_(all_parts[root])
             peers.exchange(send=[(all_parts[peer], peer) for peer in _others(peers)]).wait()
+            mine.copy_(all_parts[root])  # now: it may be the memory of another part
 
 
 def gather(peers: Peers, mine: torch.Tensor, all_parts: Sequence[torch.Tensor] | None, root: int) -> None:

@@ -52,6 +52,13 @@ def whole_number(name: str, value: Any, least: int = 1) -> int:
     return value
 
 
+def segments(value: Any, algorithm: str | None) -> None:
+    """Refused with an algorithm that would ignore it."""
+    whole_number("segments", value)
+    if value > 1 and algorithm not in (None, "ring", "hierarchical"):
+        raise ValueError(f"segments={value} with algorithm={algorithm!r}: only 'ring' and 'hierarchical' cut chunks up")
+
+
 def same_kind(**tensors: torch.Tensor) -> None:
     """Two tensors of one type, on one device."""
     (first, a), (second, b) = tensors.items()

@@ -26,6 +26,9 @@ EVERY = tuple(dict.fromkeys(name for names in ALGORITHMS.values() for name in na
 
 #: Where the ring in Python beats gloo's own: 0.4 of its time for 64 MiB and 4 ranks (`labkit bench collectives`).
 RING_BEATS_GLOO = ("reduce_scatter", "all_gather")
+#: What gloo itself can move.
+GLOO_TYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int8,
+              torch.uint8, torch.bool)  # fmt: skip
 #: What gloo does with tensors on a GPU (PyTorch's documentation, "Backends that come with PyTorch").
 GLOO_ON_CUDA = ("all_reduce", "broadcast")
 
@@ -34,7 +37,8 @@ _chosen: ContextVar[str | None] = ContextVar("labkit_algorithm", default=None)
 
 @contextmanager
 def using(algorithm: str) -> Iterator[None]:
-    """Inside, calls that name no algorithm use this one, where their operation has it.
+    """Inside, calls that name no algorithm use this one, where their operation has it. It holds for this thread of this
+    rank: use it in the function that the ranks run.
 
     Raises:
         ValueError: No operation has it.
@@ -54,7 +58,7 @@ def using(algorithm: str) -> Iterator[None]:
 
 def choose(
     operation: str, algorithm: str | None, backend: str, *, cuda: bool = False, paced: bool = False,
-    exact_half: bool = False,
+    exact_half: bool = False, dtype: torch.dtype = torch.float32,
 ) -> str:  # fmt: skip
     """The algorithm of one call.
 
@@ -65,6 +69,7 @@ def choose(
         cuda: Whether the tensors are on a GPU.
         paced: Whether time is stretched (`labkit.pace`), which it can be for messages only.
         exact_half: A running mean is needed: torch's own average of 16-bit floats overflows or underflows.
+        dtype: Of the tensors.
 
     Raises:
         ValueError: The operation has no such algorithm.
@@ -83,7 +88,7 @@ def choose(
         return own[1]
     if backend == "nccl":
         return "native"
-    if operation in RING_BEATS_GLOO or (cuda and operation not in GLOO_ON_CUDA):
+    if operation in RING_BEATS_GLOO or dtype not in GLOO_TYPES or (cuda and operation not in GLOO_ON_CUDA):
         return own[1]
     return "native"
 

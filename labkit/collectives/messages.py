@@ -21,6 +21,9 @@ def send(tensor: torch.Tensor, dst: int, group: Group = None, tag: int = 0) -> N
 
 def recv(tensor: torch.Tensor, src: int | None = None, group: Group = None, tag: int = 0) -> int:
     """Fill `tensor` from rank `src` of the world, or, with ``None``, from whoever sends; returns the sender."""
+    check.member(group)
+    if src is not None:
+        check.in_group("src", src, group)
     t = _to_fill(tensor)
     filled = t if t.is_contiguous() else torch.empty_like(t, memory_format=torch.contiguous_format)
     sender = dist.recv(filled, src, group, tag)
@@ -57,7 +60,11 @@ def batch_isend_irecv(operations: Sequence[dist.P2POp]) -> Works:
     Returns:
         The handles, a list whose own ``wait()`` waits for every one of them.
     """
-    if not operations or not all(isinstance(o, dist.P2POp) for o in operations):
+    if (
+        not isinstance(operations, (list, tuple))
+        or not operations
+        or not all(isinstance(o, dist.P2POp) for o in operations)
+    ):
         raise ValueError(f"operations is {operations!r}: expected a list of torch.distributed.P2POp, at least one")
     return Works(dist.batch_isend_irecv(list(operations)))
 

@@ -22,6 +22,7 @@ class CopiedBack:
         done = self._work.wait()
         for tensor, copy in self._copies:
             tensor.copy_(copy)
+        self._copies = []  # to wait again changes nothing
         return done
 
     def is_completed(self) -> bool:

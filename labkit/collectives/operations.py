@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from labkit.collectives import central, check, halving_doubling, hierarchical, mesh, native, ring, tree
 from labkit.collectives.choose import backend_of, choose
-from labkit.collectives.peers import Peers
+from labkit.collectives.peers import Peers, tag_of
 from labkit.collectives.progress import start
 from labkit.collectives.reduction import Reduction
 from labkit.trace import span
@@ -57,7 +57,7 @@ def all_reduce(
     check.member(group)
     t = check.tensor("tensor", tensor)
     reduction = Reduction(op, t.dtype)
-    check.whole_number("segments", segments)
+    check.segments(segments, algorithm)
     node_size = _node_size(group, node_size)
     chosen = _choose("all_reduce", algorithm, group, t, reduction)
     if chosen == "native":
@@ -75,7 +75,8 @@ def all_reduce(
         run(peers, flat)
         reduction.finish(flat, len(peers))
 
-    return _start(f"all_reduce {chosen}", t, group, async_op, lambda peers: _in_place(t, lambda f: work(peers, f)))
+    return _start(f"all_reduce {chosen}", t, group, async_op, lambda peers: _in_place(t, lambda f: work(peers, f)),
+                  reduction.op)  # fmt: skip
 
 
 def reduce_scatter(
@@ -96,7 +97,7 @@ def reduce_scatter(
     check.member(group)
     whole, part = check.tensor("input", input, written=False), check.tensor("output", output)
     check.whole_and_part(("input", whole), ("output", part), dist.get_world_size(group))
-    check.whole_number("segments", segments)
+    check.segments(segments, algorithm)
     reduction = Reduction(op, whole.dtype)
     chosen = _choose("reduce_scatter", algorithm, group, whole, reduction)
     if chosen == "native":
@@ -113,9 +114,8 @@ def reduce_scatter(
             mesh.reduce_scatter(peers, chunks, reduction, output=flat)
         reduction.finish(flat, len(peers))
 
-    return _start(
-        f"reduce_scatter {chosen}", whole, group, async_op, lambda peers: _in_place(part, lambda f: fill(peers, f))
-    )
+    return _start(f"reduce_scatter {chosen}", whole, group, async_op,
+                  lambda peers: _in_place(part, lambda f: fill(peers, f)), reduction.op)  # fmt: skip
 
 
 def all_gather(
@@ -136,7 +136,7 @@ def all_gather(
     check.member(group)
     whole, part = check.tensor("output", output), check.tensor("input", input, written=False)
     check.whole_and_part(("output", whole), ("input", part), dist.get_world_size(group))
-    check.whole_number("segments", segments)
+    check.segments(segments, algorithm)
     chosen = _choose("all_gather", algorithm, group, whole)
     if chosen == "native":
         mine = _flat(part)
@@ -144,7 +144,8 @@ def all_gather(
 
     def fill(peers: Peers, flat: torch.Tensor) -> None:
         chunks = flat.tensor_split(len(peers))
-        chunks[peers.me].view(part.shape).copy_(part)
+        if part.data_ptr() != chunks[peers.me].data_ptr():  # else it is in its place already
+            chunks[peers.me].view(part.shape).copy_(_apart(part, whole))
         if chosen == "ring":
             ring.all_gather(peers, chunks, segments)
         else:
@@ -203,7 +204,7 @@ def reduce(
             reduction.finish(flat, len(peers))
             t.copy_(flat.view(t.shape))
 
-    return _start(f"reduce {chosen}", t, group, async_op, work)
+    return _start(f"reduce {chosen}", t, group, async_op, work, reduction.op)
 
 
 def scatter(
@@ -224,7 +225,7 @@ def scatter(
     given = _parts_of_root("scatter_list", scatter_list, t, me == root, group)
     chosen = _choose("scatter", algorithm, group, t)
     if chosen == "native":
-        parts = None if given is None else [p.contiguous() for p in given]
+        parts = None if given is None else [_apart(p, t).contiguous() for p in given]
         return native.on_contiguous([t], lambda c: dist.scatter(c, parts, src, group, async_op))
     return _start(f"scatter {chosen}", t, group, async_op, lambda peers: _in_place(
         t, lambda flat: central.scatter(peers, flat, given and [_flat(p) for p in given], root)))  # fmt: skip
@@ -285,7 +286,7 @@ def all_to_all(
     sent = _splits("input", given, input_splits, ranks)
     chosen = _choose("all_to_all", algorithm, group, out)
     if chosen == "native":
-        flat = given.contiguous()
+        flat = _apart(given, out).contiguous()
         return native.on_contiguous(
             [out], lambda o: dist.all_to_all_single(o, flat, received, sent, group=group, async_op=async_op)
         )
@@ -322,18 +323,21 @@ def _choose(
 ) -> str:
     backend, paced = backend_of(group, tensor)
     exact_half = reduction is not None and reduction.is_running_mean
-    return choose(operation, algorithm, backend, cuda=tensor.is_cuda, paced=paced, exact_half=exact_half)
+    return choose(operation, algorithm, backend, cuda=tensor.is_cuda, paced=paced, exact_half=exact_half,
+                  dtype=tensor.dtype)  # fmt: skip
 
 
-def _start(name: str, tensor: torch.Tensor, group: Group, async_op: bool, work: Callable[[Peers], None]) -> Any:
+def _start(
+    name: str, tensor: torch.Tensor, group: Group, async_op: bool, work: Callable[[Peers], None], op: str = ""
+) -> Any:
     """Run `work` with the group's ranks, inside a span of the trace."""
-    peers = Peers(group)
+    peers = Peers(group, tag=tag_of(f"{name} {op}"))
 
     def call() -> None:
         with torch.no_grad(), span(name, nbytes=tensor.nbytes):
             work(peers)
 
-    return start(call, tensor.device, backend_of(group, tensor)[0] == "nccl", async_op)
+    return start(call, name, group, tensor.device, backend_of(group, tensor)[0] == "nccl", async_op)
 
 
 def _in_place(tensor: torch.Tensor, work: Callable[[torch.Tensor], None]) -> None:

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-#: Tag of every message that an algorithm sends, apart from a learner's own, whose tag is 0 unless they say otherwise.
-#: gloo matches messages by tag; NCCL knows none and matches by order alone.
+#: Tags of messages that an algorithm sends begin here, apart from a learner's own, whose tag is 0 unless they say
+#: otherwise. gloo matches messages by tag; NCCL knows none and matches by order alone.
 TAG = 2**20
+
+
+def tag_of(call: str) -> int:
+    """One tag for equal calls: ranks that ask for different ones wait for each other instead of adding to a product.
+
+    >>> tag_of("all_reduce ring sum") == tag_of("all_reduce ring sum") != tag_of("all_reduce ring max")
+    True
+    """
+    return TAG + zlib.crc32(call.encode()) % TAG
+
 
 Message = tuple[torch.Tensor, int]
 
@@ -24,8 +35,8 @@ class Peers:
         me: This rank's number among the peers.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None, ranks: Sequence[int] | None = None) -> None:
-        self.group = group
+    def __init__(self, group: dist.ProcessGroup | None, ranks: Sequence[int] | None = None, tag: int = TAG) -> None:
+        self.group, self.tag = group, tag
         self.ranks = range(dist.get_world_size(group)) if ranks is None else ranks
         self.me = self.ranks.index(dist.get_rank(group))
 
@@ -34,7 +45,7 @@ class Peers:
 
     def part(self, numbers: Iterable[int]) -> Peers:
         """Some of these peers, of which this rank must be one."""
-        return Peers(self.group, [self.ranks[n] for n in numbers])
+        return Peers(self.group, [self.ranks[n] for n in numbers], self.tag)
 
     def exchange(self, send: Sequence[Message] = (), receive: Sequence[Message] = ()) -> Works:
         """Start messages, all at once, and wait for none: waiting is what can deadlock.
@@ -48,7 +59,7 @@ class Peers:
         return Works(dist.batch_isend_irecv(operations) if operations else [])
 
     def _operation(self, kind: Any, tensor: torch.Tensor, peer: int) -> dist.P2POp:
-        return dist.P2POp(kind, tensor, group=self.group, tag=TAG, group_peer=self.ranks[peer])
+        return dist.P2POp(kind, tensor, group=self.group, tag=self.tag, group_peer=self.ranks[peer])
 
 
 class Works(list):

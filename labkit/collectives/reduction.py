@@ -17,12 +17,16 @@ NATIVE = {
 }
 
 
+_NO_ARITHMETIC = (torch.uint16, torch.uint32, torch.uint64)
+
+
 class Reduction:
     """Combines what two sets of ranks have reduced so far.
 
     An average of 16-bit floats travels as the mean of the ranks that it covers, never as their sum: two fp16 gradients
     of 40000 add up to infinity, and dividing by N first turns the smallest one, 2⁻²⁴, into 0. Two means are weighed by
-    how many ranks each covers, in fp32, and rounded once. Wider floats are added up and divided at the end (`finish`).
+    how many ranks each covers, in a wider type, and rounded once. Wider floats are added up and divided at the end
+    (`finish`).
 
     Args:
         op: ``"sum"``, ``"avg"``, ``"max"``, ``"min"``, ``"product"`` (of bool: sum is "or", product is "and"), or the
@@ -31,6 +35,7 @@ class Reduction:
 
     Raises:
         ValueError: `op` is none of these, or an average of integers is asked for.
+        TypeError: torch has no arithmetic for `dtype`.
 
     >>> mine, theirs = torch.tensor([6.0]).half(), torch.tensor([3.0]).half()
     >>> Reduction("avg", torch.float16)(mine, theirs, parts=(1, 2))
@@ -40,6 +45,8 @@ class Reduction:
 
     def __init__(self, op: Any, dtype: torch.dtype) -> None:
         self.op = _name(op)
+        if dtype in _NO_ARITHMETIC:
+            raise TypeError(f"{dtype} cannot be reduced: torch adds none of these; use torch.int64 or torch.uint8")
         if self.op == "avg" and not dtype.is_floating_point:
             raise ValueError(f"op='avg' of {dtype}: the average of integers is no integer; use 'sum' and divide")
         self.is_running_mean = self.op == "avg" and dtype.itemsize == 2
@@ -53,7 +60,8 @@ class Reduction:
         """Reduce `theirs` into `mine`; `parts` says how many ranks each of them covers."""
         if self.is_running_mean:
             own, other = parts
-            mine.copy_((mine.float() * own + theirs.float() * other) / (own + other))
+            wide = torch.float32 if mine.dtype == torch.float16 else torch.float64  # bfloat16 reaches as far as fp32
+            mine.copy_((mine.to(wide) * own + theirs.to(wide) * other) / (own + other))
         elif self.op in ("sum", "avg"):
             mine.add_(theirs)
         elif self.op == "product":
@@ -72,7 +80,8 @@ class Reduction:
 def _name(op: Any) -> str:
     if isinstance(op, str) and op in NATIVE:
         return op
-    for name, native in NATIVE.items():
-        if not isinstance(op, str) and op == native:
-            return name
+    if isinstance(op, (dist.ReduceOp, dist.ReduceOp.RedOpType)):  # which torch also compares with plain numbers
+        for name, native in NATIVE.items():
+            if op == native:
+                return name
     raise ValueError(f"op={op!r}: expected one of {', '.join(map(repr, NATIVE))}")

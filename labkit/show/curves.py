@@ -60,7 +60,7 @@ def bandwidth(
 
     >>> points = [(1000, 2e-6), (1_000_000, 1.001e-3)]
     >>> print(bandwidth({"ring": points}, {"ring": (1e-6, 1e-9)}, operation="all_reduce", ranks=2).picture)
-    ring reaches 0.999 GB/s, half of it at 1000 B [measured]
+    ring: fitted limit 1 GB/s, half of it at 1000 B [measured]
       Points: measured. Lines: fitted. n½: the size that reaches half of the bandwidth.
       ring · 1000 B · 2 µs · 0.5 GB/s · fitted 0.5 GB/s
       ring · 977 KiB · 1 ms · 0.999 GB/s · fitted 0.999 GB/s
@@ -89,7 +89,9 @@ def _finding(lines: list[Series]) -> str:
     best = max(lines, key=lambda s: s.peak)
     if len(lines) > 1 or best.half is None:
         return say("curves.peak", label=best.label, rate=_rate(best.peak))
-    return say("curves.reaches", label=best.label, rate=_rate(best.peak), size=_size(best.half))
+    assert best.seconds is not None
+    limit = 2 * best.rate(best.half, best.seconds(best.half))
+    return say("curves.reaches", label=best.label, rate=_rate(limit), size=_size(best.half))
 
 
 def _notes(lines: list[Series]) -> list[str]:

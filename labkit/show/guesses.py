@@ -13,6 +13,8 @@ from labkit.show.svg import el, escape
 from labkit.show.words import say
 
 _guesses: dict[str, float | str] = {}
+#: Long answers need more than the one line that ipywidgets gives them.
+_WRAPPED = ".lk-ask label{height:auto;white-space:normal;line-height:1.4;margin:3px 0}"
 _units: dict[str, str | None] = {}
 #: Units that people guess in, as multiples of bytes and of seconds.
 _SCALES = {
@@ -164,7 +166,7 @@ class Question:
         """The form, made when first asked for (it needs ipywidgets)."""
         import ipywidgets as widgets
 
-        head = widgets.HTML(el("b", escape(self.question)))
+        head = widgets.HTML(el("style", _WRAPPED) + el("b", escape(self.question)))
         field = self._field(widgets)
         status = widgets.HTML(escape(self.status()))
 
@@ -188,7 +190,9 @@ class Question:
             layout = widgets.Layout(width="10em")
             return widgets.Text(before, placeholder=say("predict.number"), continuous_update=False, layout=layout)
         chosen = former if former in self.choices else None
-        return widgets.RadioButtons(options=self.choices, value=chosen, layout=widgets.Layout(width="auto"))
+        field = widgets.RadioButtons(options=self.choices, value=chosen, layout=widgets.Layout(width="auto"))
+        field.add_class("lk-ask")
+        return field
 
     def to_html(self) -> str:
         items = el("ul", *(el("li", escape(c)) for c in self.choices)) if self.choices else ""

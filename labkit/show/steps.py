@@ -137,7 +137,12 @@ def read(trace: Trace, name: str) -> Steps:
     operation = _operation(rows[0])
     moves = tuple(_moves(placed, states, labelled="hierarchical" not in operation))  # its chunks are the node's
     target = _target(states[0], moves, operation)
-    labelled = any("chunk" in e.labels for row in rows for e in row)
+    chunks = {e.labels["chunk"] for row in rows for e in row if "chunk" in e.labels}
+    labelled = bool(chunks)
+    if trace.ranks > 1:
+        _check_seen(trace, rows, moves, states)
+    if "hierarchical" not in operation and chunks:
+        _check_parts(width, max(trace.ranks, max(chunks) + 1))
     return Steps(trace.ranks, width, total, moves, states, target, labelled, whole=name == "tree" and width == 1)
 
 
@@ -190,6 +195,28 @@ def _state(row: list[tuple[int, Event]], values: list[tuple[int, ...]], step: in
     """What a rank held once everything of a step was done."""
     last = max((i for i, (at, _) in enumerate(row) if at <= step), default=0)
     return values[last]
+
+
+def _check_parts(width: int, chunks: int) -> None:
+    """Chunks that hold no element are not watched, so fewer parts are right; more are another cut."""
+    if width > chunks:
+        raise ValueError(
+            f"{width} parts were watched, but the ranks cut the tensor into {chunks} chunks: "
+            f"use watch(tensor, parts={chunks})"
+        )
+
+
+def _check_seen(trace: Trace, rows: list[list[Event]], moves: tuple[Move, ...], states: States) -> None:
+    """Refuse what would be drawn as if nothing had happened."""
+    if not moves:
+        if native := [e.name for row in rows for e in row if e.kind == "collective"]:
+            raise ValueError(
+                f"the messages of torch's own {native[0]} cannot be seen: use labkit.collectives, algorithm='ring'"
+            )
+        if any(e.kind == "send" for e in trace.events):
+            raise ValueError("all messages came after the watch or before it: wait for the collective inside the watch")
+    elif all(row == states[0] for row in states):
+        raise ValueError("the watched tensor never changed, though messages came: watch the one that is reduced")
 
 
 def _check_start(start: tuple[tuple[int, ...], ...]) -> None:

@@ -56,7 +56,8 @@ class Journal:
         #: On `now`'s clock: waits end there with an error. Only under torchrun, where nobody ends a rank from outside.
         self.deadline: float | None = None
         self._lock = threading.Lock()
-        recorder.carriers.append(AskedFrom())
+        self._asked_from = AskedFrom()
+        recorder.carriers.append(self._asked_from)
         self.begin()
         self.on = False
 
@@ -153,12 +154,17 @@ class Journal:
         """Stop, and sum up the run.
 
         Raises:
-            RuntimeError: A tensor was changed while its send was under way.
+            RuntimeError: A tensor was changed while its send was under way, or a thread failed and nobody knows.
         """
         self.on = False
         for entry in self.entries:
             check_not_overwritten(entry)
         unwaited = [e.operation for e in self.entries if _is_left(e)]
+        for branch in (b for b in recorder.branches if not b.joined):
+            if branch.error is not None:
+                raise RuntimeError(f"{branch.name} failed, and nobody had waited for it") from branch.error
+            place = branch.carried(self._asked_from)
+            unwaited.append(Operation(Signature(branch.name), place=place, rank=self.rank))
         return Ledger(self.rank, [e.operation for e in self.entries], unwaited)
 
 

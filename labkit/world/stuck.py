@@ -27,8 +27,10 @@ def rows(
             members = list(range(world)) if waiting.members is None else waiting.members
             if waiting.is_collective:
                 late = [m for m in members if m != rank and _is_late(operations[m], waiting)]
+            elif waiting.peer is None:
+                late = [m for m in members if m != rank]
             else:
-                late = [m for m in members if m != rank] if waiting.peer is None else [waiting.peer]
+                late = [] if _is_under_way(operations[waiting.peer], waiting) else [waiting.peer]
             table.append(Row(rank, "waiting", waiting, late, waiting.place, at - waiting.since))
     return table
 
@@ -41,6 +43,18 @@ def _is_late(theirs: list[Operation], meeting: Operation) -> bool:
     if not of_group:
         return len(collectives) < KEEP
     return max(of_group) < meeting.sequence
+
+
+def _is_under_way(theirs: list[Operation], mine: Operation) -> bool:
+    """Whether the other end of a message has begun as well: then nobody waits for the other to come."""
+    way = "send" if mine.signature.name == "recv" else "recv"
+    return any(
+        o.signature.name == way
+        and (o.peer, o.group, o.tag) == (mine.rank, mine.group, mine.tag)
+        and o.chain >= mine.chain
+        for o in theirs
+        if not o.is_collective
+    )
 
 
 def find_cycle(table: list[Row]) -> list[int]:
@@ -76,6 +90,8 @@ def verdict(table: list[Row], cycle: list[int]) -> str:
     for row in table:
         if row.state == "waiting" and set(row.waits_for) <= returned and row.waits_for:
             return f"rank {row.rank} waits for {named_ranks(row.waits_for)}, which had returned already"
+    if any(row.state == "waiting" and not row.waits_for for row in table):
+        return "messages are under way; nobody waits in a circle"
     running = [row.rank for row in table if row.state == "running"]
     if running:
         return f"{named_ranks(running)} still ran; nobody waits in a circle"

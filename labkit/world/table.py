@@ -43,7 +43,7 @@ class Signature:
         parts = [f"{self.numel:,} × {self.dtype}" if self.numel is not None else self.dtype, self.op]
         parts += [f"root {self.root}"] if self.root is not None else []
         inside = ", ".join(p for p in parts if p)
-        return f"{self.name}({inside})"
+        return f"{self.name}({inside})" if inside or self.name.isidentifier() else self.name
 
 
 @dataclass(slots=True)

@@ -479,3 +479,9 @@ def test_elapsed_counts_from_the_common_start():
     assert 0.2 <= run.values[1] < 0.25
     with pytest.raises(RuntimeError, match="common start"):
         labkit.pace.elapsed()
+
+
+def test_messages_under_way_are_no_deadlock():
+    """Each rank waits for a message that was sent to it: slow, but no circle of waiting."""
+    with pytest.raises(labkit.RunTimeout, match="messages are under way; nobody waits in a circle"):
+        labkit.run(programs.pass_round, ranks=3, timeout=1, pace=Pace(link=Link(30.0, 1e6)))

@@ -139,3 +139,15 @@ def test_a_branch_takes_labels_spans_and_carried_things_to_another_thread():
     outer, inside = recorder.stop(0.0)
     assert (inside.labels, inside.parent) == ({"step": 1}, outer.index)
     assert told == ["token"] * 3
+
+
+def test_watch_refuses_what_it_cannot_follow():
+    recorder, t = Recorder(), Numbers([1, 2])
+    recorder.begin(0)
+    for parts in (0, -2, 2.5, True):
+        with pytest.raises(ValueError, match="at least 1"), recorder.watch(t, parts):
+            pass
+    with pytest.raises(TypeError, match="list"), recorder.watch([1.0]):
+        pass
+    with pytest.raises(RuntimeError, match="one at a time"), recorder.watch(t), recorder.watch(t):
+        pass

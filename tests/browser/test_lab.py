@@ -67,13 +67,18 @@ def test_the_server_listens_on_loopback_only(server):
 
 # A picture steps while the kernel is busy
 
+#: The ring of eight ranks, the largest picture of the chapters.
 PICTURE = """
-from labkit import show
-from labkit.trace import Event, Trace
+import torch, torch.distributed as dist
+import labkit
+from labkit import collectives, show, trace
 
-events = [Event(kind, kind, rank, float(n), n + 0.5, 8, 1 - rank, index=n)
-          for n in range(20) for rank, kind in ((n % 2, "send"), (1 - n % 2, "recv"))]
-show.trace(Trace(events, ranks=2))
+def ring():
+    t = torch.full((8,), 16 ** dist.get_rank())
+    with trace.watch(t, parts=8):
+        collectives.all_reduce(t, algorithm="ring")
+
+show.ring(labkit.run(ring, ranks=8).trace)
 """
 #: Milliseconds from a key to the first picture that is painted with the new frame.
 WATCH = """() => {

@@ -442,6 +442,7 @@ def test_the_clock_is_gone_after_an_error():
 # Under torchrun
 
 
+@pytest.mark.soak
 def test_under_torchrun(tmp_path):
     from test_torchrun import TELL, told, torchrun
 

@@ -246,10 +246,8 @@ def _drawing(lines: list[Series], axis: str, width: int) -> Drawing:
     page = io.StringIO()
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": salt}):
         _plot(lines, axis, width).savefig(page, format="svg", transparent=True)
-    body = page.getvalue()
-    body = re.sub(
-        r".*?<svg[^>]*>|</svg>\s*$|<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", body, flags=re.S
-    )
+    body = page.getvalue().split("<svg", 1)[1].split(">", 1)[1]
+    body = re.sub(r"</svg>\s*$|<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", body, flags=re.S)
     body = re.sub(r"font: (?:(\d+) )?([\d.]+)px [^;\"]*", r"font-size: \2px", body)
     body = re.sub(r' id="(?!\w*[0-9a-f]{10}")[^"]*"', "", body)
     body = body.replace(INK, "var(--lk-ink)").replace(LINES, "var(--lk-line)").replace("#0072b2", "var(--lk-new)")

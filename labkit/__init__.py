@@ -23,6 +23,9 @@ _HOME = {
     "ConnectionLost": "labkit.world.failure",
     "Disagreement": "labkit.world.failure",
     "collectives": "labkit.collectives",
+    "check": "labkit.checks",
+    "hint": "labkit.checks",
+    "solution": "labkit.checks",
     "show": "labkit.show",
     "trace": "labkit.trace",
     "device": "labkit.device",
@@ -32,6 +35,7 @@ _HOME = {
 
 if TYPE_CHECKING:
     from labkit import collectives, device, pace, show, theory, trace
+    from labkit.checks import check, hint, solution
     from labkit.world.failure import ConnectionLost, Disagreement, RankDied, RankError, RunFailed, RunTimeout
     from labkit.world.launch import Run, run
 

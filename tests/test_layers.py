@@ -17,6 +17,7 @@ MAY_IMPORT = {
     "world": {"trace", "device", "pace"},
     "show": {"trace"},
     "collectives": {"trace", "device"},
+    "checks": {"run", "trace", "device", "show", "theory", "world"},
     "bench": {"collectives", "run", "trace", "device", "world"},
     "cli": {"*"},
 }

@@ -67,8 +67,16 @@ def test_the_server_listens_on_loopback_only(server):
 
 # A picture steps while the kernel is busy
 
-#: The ring of eight ranks, the largest picture of the chapters.
 PICTURE = """
+from labkit import show
+from labkit.trace import Event, Trace
+
+events = [Event(kind, kind, rank, float(n), n + 0.5, 8, 1 - rank, index=n)
+          for n in range(20) for rank, kind in ((n % 2, "send"), (1 - n % 2, "recv"))]
+show.trace(Trace(events, ranks=2))
+"""
+#: The ring of eight ranks, the largest picture of the chapters.
+RING = """
 import torch, torch.distributed as dist
 import labkit
 from labkit import collectives, show, trace
@@ -94,9 +102,9 @@ WATCH = """() => {
 
 
 @pytest.fixture
-def busy(lab):
+def busy(lab, request):
     """A picture, and a kernel that sleeps."""
-    cells = [new_code_cell(PICTURE, id="picture"), new_code_cell("import time; time.sleep(60)", id="sleep")]
+    cells = [new_code_cell(request.param, id="picture"), new_code_cell("import time; time.sleep(60)", id="sleep")]
     nbformat.write(new_notebook(cells=cells, metadata=METADATA), lab.server.work / "busy.ipynb")
     lab.open("busy.ipynb")
     lab.page.click('.lm-MenuBar-itemLabel:text-is("Run")')
@@ -110,6 +118,7 @@ def said(lab) -> str:
     return lab.page.locator(".lk-say").first.inner_text()
 
 
+@pytest.mark.parametrize("busy", [PICTURE], ids=["trace"], indirect=True)
 def test_a_picture_steps_while_the_kernel_is_busy(busy):
     busy.page.locator(".lk-stage:visible").first.focus()
     busy.page.keyboard.press("Home")
@@ -121,6 +130,7 @@ def test_a_picture_steps_while_the_kernel_is_busy(busy):
 
 
 @pytest.mark.soak
+@pytest.mark.parametrize("busy", [RING], ids=["ring"], indirect=True)
 def test_a_key_shows_its_frame_within_50_milliseconds(busy):
     busy.page.locator(".lk-stage:visible").first.focus()
     busy.page.evaluate(WATCH)

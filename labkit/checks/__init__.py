@@ -1,0 +1,74 @@
+"""Exercises: `check` tries a learner's function on real ranks, `hint` helps a little, `solution` shows one way."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from labkit.checks import exercises
+from labkit.checks.verdict import Verdict
+from labkit.show.words import say
+
+__all__ = ["Verdict", "check", "hint", "solution"]
+
+#: Exercise → hints given, and whether a written attempt was checked, in this kernel.
+_given: dict[str, int] = {}
+_tried: set[str] = set()
+
+
+class Text(str):
+    """Text that a notebook shows without quotation marks."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def check(name: str, fn: Callable[..., Any]) -> Verdict:
+    """Try `fn` on real ranks, in worlds of several sizes, and say what was seen.
+
+    A wrong answer is no error: nothing is raised, and a cell with a stub reports "not attempted".
+
+    Args:
+        name: Of the exercise, such as ``"ring_reduce_scatter"``.
+        fn: The learner's function.
+
+    Returns:
+        A `Verdict`.
+
+    Raises:
+        TypeError, ValueError: There is no such exercise, or `fn` is no function.
+    """
+    from labkit.checks.judge import judge
+
+    exercise = exercises.get(name)
+    if not callable(fn):
+        raise TypeError(f"check was given {fn!r}: expected the function itself, without ()")
+    verdict = judge(exercise, fn)
+    if verdict.kind != "not_attempted":
+        _tried.add(name)
+    return verdict
+
+
+def hint(name: str) -> Text:
+    """The next hint of an exercise: a question; the state after step 1; pseudo-code with blanks.
+
+    Raises:
+        TypeError, ValueError: There is no such exercise.
+    """
+    hints = exercises.get(name).hints()
+    number = min(_given.get(name, 0) + 1, len(hints))
+    _given[name] = number
+    return Text(f"{say('hint.head', number=number, all=len(hints))}\n{hints[number - 1]}")
+
+
+def solution(name: str) -> Text:
+    """One way to do it; after an attempt was checked.
+
+    Raises:
+        TypeError, ValueError: There is no such exercise.
+    """
+    exercise = exercises.get(name)
+    if name not in _tried:
+        return Text(say("hint.first", name=name))
+    return Text(inspect.getsource(exercise.solution))

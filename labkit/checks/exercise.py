@@ -1,0 +1,99 @@
+"""What an exercise is: a description from which the check, the hints and the notebook's text are made.
+
+A new exercise is a page in `labkit/checks/exercises/`: what the function must do, on what it is tried, what it may
+cost, three hints, a solution, and wrong ones. It needs no machinery of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+#: What the tensors of a case hold. "parts": rank r brings 16**r, so that a wrong sum tells whose part is missing or
+#: twice. "numbers": small whole numbers, all different, so that a wrong place shows.
+KINDS = ("parts", "numbers")
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One call of the learner's function in a world of its own size.
+
+    Attributes:
+        ranks: Size of the world.
+        elements: Of the tensor; what that means, the exercise says.
+        kind: See `KINDS`.
+        dtype: Name of the elements' type, as torch has it.
+        more: What else the exercise wants to know, such as the root.
+    """
+
+    ranks: int
+    elements: int
+    kind: str = "parts"
+    dtype: str = "int64"
+    more: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What one rank spends, or may spend, in a case. ``None``: not counted.
+
+    Attributes:
+        nbytes, messages: That it sends.
+        rounds: Of the whole world: the longest chain of messages each of which had to wait for the one before.
+        peak: Most bytes held at once in tensors that the function made.
+    """
+
+    nbytes: int | None = None
+    messages: int | None = None
+    rounds: int | None = None
+    peak: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Wrong:
+    """A wrong solution that people write, the verdict that it must get, and words that the verdict must hold."""
+
+    fn: Callable[..., Any]
+    kind: str
+    says: str = ""
+
+
+def differing(case: Case, values: list[Any], expected: list[Any]) -> list[int]:
+    """The ranks whose value is not the expected one."""
+    return [rank for rank, value in enumerate(values) if value != expected[rank]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exercise:
+    """The description of an exercise.
+
+    Attributes:
+        name: Of the function, and what `labkit.check` is given.
+        number, core: Its number in the chapter, and whether the chapter is not done without it.
+        cases: Smallest first: the first that fails is what the learner is shown.
+        call: ``call(fn, case)``, on every rank: make the tensors, call the learner's function, return what it made, as
+            plain lists.
+        expected: ``expected(case)``: what `call` should return on rank 0, 1, …; computed without any rank.
+        budget: ``budget(case)``: what rank 0, 1, … may spend.
+        solution: A function that does it. Its source is the last hint.
+        hints: Gives three: a question; the state expected after step 1; pseudo-code with a blank.
+        wrong: Solutions that a test proves to be rejected.
+        ring: Whether the case's tensor is watched, so that `labkit.show.ring` can draw what went wrong.
+        compare: ``compare(case, values, expected)``: the ranks that are wrong; by default those that differ.
+        tells: ``tells(case, values, wrong ranks)``: what is wrong, where "expected … got …" would not say it.
+    """
+
+    name: str
+    number: str
+    core: bool = False
+    cases: tuple[Case, ...]
+    call: Callable[[Callable[..., Any], Case], Any]
+    expected: Callable[[Case], list[Any]]
+    budget: Callable[[Case], list[Cost]]
+    solution: Callable[..., Any]
+    hints: Callable[[], tuple[str, str, str]]
+    wrong: tuple[Wrong, ...]
+    ring: bool = False
+    compare: Callable[[Case, list[Any], list[Any]], list[int]] = differing
+    tells: Callable[[Case, list[Any], list[int]], str] | None = None

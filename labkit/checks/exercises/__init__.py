@@ -1,0 +1,33 @@
+"""The exercises, one a file. `get` finds one by name."""
+
+from __future__ import annotations
+
+import importlib
+from difflib import get_close_matches
+
+from labkit.checks.exercise import Exercise
+
+#: Name → chapter, in the order of the book.
+NAMES = {
+    "ring_reduce_scatter": "02",
+    "ring_all_gather": "02",
+    "ring_all_reduce": "02",
+    "tree_broadcast": "02",
+    "barrier": "02",
+    "exchange": "02",
+}
+
+
+def get(name: str) -> Exercise:
+    """
+    Raises:
+        TypeError: `name` is no text.
+        ValueError: There is no such exercise.
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"an exercise's name is text, not {name!r}: for example 'ring_reduce_scatter'")
+    if name not in NAMES:
+        near = get_close_matches(name, NAMES, 1)
+        hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(NAMES)}"
+        raise ValueError(f"there is no exercise {name!r}: {hint}")
+    return importlib.import_module(f"labkit.checks.exercises.{name}").EXERCISE

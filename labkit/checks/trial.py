@@ -1,0 +1,128 @@
+"""What happens on a rank when a learner's function is tried."""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import sys
+import weakref
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.overrides import TorchFunctionMode
+
+from labkit import device
+from labkit.checks.exercise import Case, Exercise
+from labkit.trace import watch
+
+
+@dataclass(slots=True)
+class Tried:
+    """What a rank saw: what the function made, and the most bytes that it held in tensors of its own at once."""
+
+    value: Any = None
+    peak: int = 0
+    attempted: bool = True
+
+
+def attempt(exercise: Exercise, fn: Callable[..., Any], case: Case) -> Tried:
+    """Call the learner's function once; run on every rank."""
+    meter = Meter()
+
+    @functools.wraps(fn)
+    def metered(*args: Any, **kwargs: Any) -> Any:
+        with meter:
+            return fn(*args, **kwargs)
+
+    try:
+        value = exercise.call(metered, case)
+    except NotImplementedError as error:
+        if _is_a_stub(error, fn):
+            return Tried(attempted=False)
+        raise
+    return Tried(value, meter.peak)
+
+
+def _is_a_stub(error: BaseException, fn: Callable[..., Any]) -> bool:
+    """Whether the function itself says that it is not written yet, and not some operation of torch."""
+    frame = error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    return frame is not None and frame.tb_frame.f_code is getattr(fn, "__code__", None)
+
+
+def brought(case: Case, rank: int) -> torch.Tensor:
+    """What a rank brings: (elements,)."""
+    dtype = getattr(torch, case.dtype)
+    if case.kind == "parts":
+        return torch.full((case.elements,), 16**rank, dtype=dtype, device=device.current())
+    numbers = 7 * torch.arange(case.elements, device=device.current()) + 3 * rank + 1
+    return numbers.remainder(101).to(dtype)
+
+
+def watched(tensor: torch.Tensor, case: Case) -> Any:
+    """Keep what the tensor holds after each message, where parts are told apart."""
+    return watch(tensor, parts=dist.get_world_size()) if case.kind == "parts" and case.elements else nullcontext()
+
+
+class Meter(TorchFunctionMode):
+    """Counts the bytes of tensors that are made inside and not yet let go of, and keeps the most there were.
+
+    It sees every call of torch from Python, which is where a learner's tensors come from. (`TorchDispatchMode` sees
+    more, and imports a compiler.)
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held = self.peak = 0
+        self._known: set[int] = set()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if _asked_by_world(sys._getframe(1)):
+            return made
+        given = {t.untyped_storage()._cdata for t in _tensors(args)}
+        for tensor in _tensors((made,)):
+            if tensor.untyped_storage()._cdata not in given:
+                self._count(tensor.untyped_storage())
+        return made
+
+    def _count(self, storage: torch.UntypedStorage) -> None:
+        key = storage._cdata
+        if key not in self._known:
+            self._known.add(key)
+            self.held += storage.nbytes()
+            self.peak = max(self.peak, self.held)
+            weakref.finalize(storage, self._let_go, key, storage.nbytes())
+
+    def _let_go(self, key: int, nbytes: int) -> None:
+        self._known.discard(key)
+        self.held -= nbytes
+
+
+def _tensors(values: Any) -> list[torch.Tensor]:
+    """The tensors among values, and in lists of them."""
+    inner = [v if isinstance(v, (list, tuple)) else (v,) for v in values]
+    return [t for row in inner for t in row if isinstance(t, torch.Tensor)]
+
+
+def _asked_by_world(frame: FrameType | None) -> bool:
+    """Whether the process group asks for itself: it looks at samples of what is sent."""
+    while frame is not None and f"{os.sep}torch{os.sep}" in frame.f_code.co_filename:
+        frame = frame.f_back
+    return frame is not None and f"{os.sep}labkit{os.sep}world{os.sep}" in frame.f_code.co_filename
+
+
+def shares(length: int, ranks: int) -> list[int]:
+    """Sizes of the chunks, as `torch.tensor_split` cuts.
+
+    >>> shares(5, 3)
+    [2, 2, 1]
+    """
+    return [math.ceil((length - n) / ranks) for n in range(ranks)]

@@ -58,6 +58,19 @@ def parser() -> argparse.ArgumentParser:
     stop.add_argument("--stale", action="store_true", help="only those whose notebook is gone")
     stop.set_defaults(run=_stop)
 
+    progress = commands.add_parser("progress", help="what you have done: exercises and guesses")
+    progress.set_defaults(run=_progress)
+
+    check = commands.add_parser("check", help="try the exercises of many working copies; for an instructor")
+    check.add_argument("--all", type=Path, metavar="DIR", required=True, help="a folder with a working copy a learner")
+    check.set_defaults(run=_check)
+
+    room = commands.add_parser("class", help="where a class stands; for an instructor")
+    room.add_argument(
+        "folder", nargs="?", type=Path, metavar="DIR", help="the shared folder (default: LABKIT_CLASS_DIR)"
+    )
+    room.set_defaults(run=_class)
+
     commands.add_parser("bench", help="measure against torch's own; `labkit bench --help`", add_help=False)
     return top
 
@@ -112,6 +125,36 @@ def _stop(options: argparse.Namespace) -> int:
     done = stop(stale_only=options.stale)
     ranks, notebooks = _count(done.ranks, "rank"), _count(done.servers, "notebook")
     print(f"stopped {ranks} of {notebooks}, removed {_count(done.directories, 'private director', 'y', 'ies')}")
+    return 0
+
+
+def _progress(options: argparse.Namespace) -> int:
+    from labkit.checks import report
+
+    print(report.text())
+    return 0
+
+
+def _check(options: argparse.Namespace) -> int:
+    from labkit.checks import grade
+
+    try:
+        print(grade.table(options.all), end="")
+    except ValueError as error:
+        print(f"labkit: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _class(options: argparse.Namespace) -> int:
+    from labkit.checks import classroom
+
+    folder = options.folder or Path(os.environ.get("LABKIT_CLASS_DIR", ""))
+    try:
+        print(classroom.text(folder))
+    except ValueError as error:
+        print(f"labkit: {error}", file=sys.stderr)
+        return 2
     return 0
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 MANIFEST = ".labkit.json"
+ADVICE = "AGENTS.md"
 _PACKAGE = Path(__file__).resolve().parent
 
 
@@ -96,6 +97,7 @@ def update(source: Path, work: Path) -> Update:
         WorkCopyError: `work` cannot be written, or a notebook of the lab itself cannot be read.
     """
     _make(work)
+    _issue_advice(source, work)
     manifest, result = _read_manifest(work), Update()
     for path in chapters(source):
         edition, target = _edition(path), work / path.name
@@ -138,6 +140,13 @@ def _make(work: Path) -> None:
         raise WorkCopyError(f"the working copy cannot be made: {error}; choose another place with --dir") from None
     if not os.access(work, os.W_OK | os.X_OK):
         raise WorkCopyError(f"the working copy {work} cannot be written; choose another place with --dir")
+
+
+def _issue_advice(source: Path, work: Path) -> None:
+    """What an assistant in this folder should know: to hint and not to solve. Issued once, and theirs from then on."""
+    advice = source / ADVICE
+    if advice.is_file() and not os.path.lexists(work / ADVICE):
+        (work / ADVICE).write_bytes(advice.read_bytes())
 
 
 def _edition(path: Path) -> _Edition:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item, count in wanting:
         if torch.cuda.device_count() < count:
             item.add_marker(pytest.mark.skip(reason=f"needs {count} GPU{'s' * (count > 1)}"))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def progress_apart(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What a test notes as a learner's progress is not the user's own."""
+    os.environ["LABKIT_PROGRESS"] = str(tmp_path_factory.mktemp("progress") / "progress.json")
 
 
 @pytest.fixture

@@ -81,7 +81,11 @@ def check_run(cases: list[dict], ranks: int) -> None:
         )
 
 
-@pytest.mark.parametrize("ranks", [*range(1, 9), 16])
+#: Worlds 6 and 7 and samples at 16 are in the soak.
+WORLDS = [1, 2, 3, 4, 5, 8, *(pytest.param(n, marks=pytest.mark.soak) for n in (6, 7, 16))]
+
+
+@pytest.mark.parametrize("ranks", WORLDS)
 def test_every_algorithm_op_and_dtype(ranks):
     cases = []
     for number, algorithm in enumerate(ALL_REDUCE if ranks == 4 else ALL_REDUCE[1:]):  # torch's own once is enough

@@ -15,9 +15,10 @@ MAY_IMPORT = {
     "device": {"trace"},
     "pace": {"trace"},
     "world": {"trace", "device", "pace"},
-    "show": {"trace"},
+    "progress": set(),
+    "show": {"progress", "trace"},
     "collectives": {"trace", "device"},
-    "checks": {"run", "trace", "device", "show", "theory", "world"},
+    "checks": {"progress", "run", "trace", "device", "show", "theory", "world"},
     "bench": {"collectives", "run", "trace", "device", "world"},
     "cli": {"*"},
 }

@@ -91,6 +91,7 @@ def test_the_same_answers_on_every_rank(tmp_path):
     assert done.stdout.count("labkit: rank 0 sent") == 1, "rank 0 shows it, once"
 
 
+@pytest.mark.soak
 def test_a_rank_that_nothing_can_reach_ends_the_job_with_its_table(tmp_path, monkeypatch):
     program = """
         import labkit, programs

@@ -293,3 +293,12 @@ def test_no_sequence_of_events_loses_what_a_learner_wrote(tmp_path_factory, even
             else:
                 reset(source, work, "00")
             assert written is None or any(written in code_of(path) for path in work.glob("*.ipynb"))
+
+
+def test_an_assistant_is_told_to_hint_and_the_learner_may_tell_it_otherwise(tmp_path):
+    work = tmp_path / "work"
+    update(workcopy.source_dir(), work)
+    assert "do not solve" in (work / "AGENTS.md").read_text(encoding="utf-8")
+    (work / "AGENTS.md").write_text("mine")
+    update(workcopy.source_dir(), work)
+    assert (work / "AGENTS.md").read_text() == "mine"

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+from labkit import progress
 from labkit.checks import exercises
 from labkit.checks.verdict import Verdict
 from labkit.show.words import say
@@ -47,6 +48,7 @@ def check(name: str, fn: Callable[..., Any]) -> Verdict:
     verdict = judge(exercise, fn)
     if verdict.kind != "not_attempted":
         _tried.add(name)
+        progress.note_check(name, verdict.kind)
     return verdict
 
 
@@ -59,6 +61,7 @@ def hint(name: str) -> Text:
     hints = exercises.get(name).hints()
     number = min(_given.get(name, 0) + 1, len(hints))
     _given[name] = number
+    progress.note_hint(name, number)
     return Text(f"{say('hint.head', number=number, all=len(hints))}\n{hints[number - 1]}")
 
 

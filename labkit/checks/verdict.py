@@ -49,15 +49,7 @@ class Verdict:
 
     @property
     def head(self) -> str:
-        named = {
-            "not_attempted": lambda: say("verdict.not_attempted"),
-            "crashed": lambda: say("verdict.crashed"),
-            "deadlocked": lambda: say("verdict.deadlocked"),
-            "wrong": lambda: say("verdict.wrong"),
-            "borrowed": lambda: say("verdict.borrowed"),
-            "wasteful": lambda: say("verdict.wasteful"),
-            "right": lambda: say("verdict.right"),
-        }[self.kind]()
+        named = kind_in_words(self.kind)
         return " · ".join(part for part in (f"{SIGNS[self.kind]} {named}", self.exercise, self.where) if part)
 
     def __str__(self) -> str:
@@ -71,3 +63,16 @@ class Verdict:
         body = el("pre", escape("\n".join(self.lines)), style="margin:2px 0 6px") if self.lines else ""
         html = el("div", el("style", style()), el("p", escape(self.head), class_="lk-title"), body, class_="lk")
         return {"text/html": html + picture, "text/plain": str(self)}
+
+
+def kind_in_words(kind: str) -> str:
+    """A kind of verdict as the learner reads it."""
+    return {
+        "not_attempted": lambda: say("verdict.not_attempted"),
+        "crashed": lambda: say("verdict.crashed"),
+        "deadlocked": lambda: say("verdict.deadlocked"),
+        "wrong": lambda: say("verdict.wrong"),
+        "borrowed": lambda: say("verdict.borrowed"),
+        "wasteful": lambda: say("verdict.wasteful"),
+        "right": lambda: say("verdict.right"),
+    }[kind]()

@@ -7,6 +7,7 @@ from functools import cached_property
 from math import isfinite
 from typing import Any
 
+from labkit import progress
 from labkit.show.figure import style
 from labkit.show.live import is_live
 from labkit.show.svg import el, escape
@@ -73,6 +74,8 @@ def guess(key: str) -> float | str | None:
     """
     if not isinstance(key, str):
         raise TypeError(f"key is {key!r}: expected the text that predict was given")
+    if key not in _guesses and (kept := progress.read()["guesses"].get(key, {})):
+        _guesses[key] = kept["guess"]
     return _guesses.get(key)
 
 
@@ -110,6 +113,7 @@ def reveal(key: str, answer: float | str, unit: str | None = None) -> Revealed:
     if isinstance(answer, bool) or not isinstance(answer, (int, float, str)):
         raise TypeError(f"answer is {answer!r}: expected a number or text")
     noted = guess(key)
+    progress.note_answer(key, answer)
     told = say("reveal.none") if noted is None else say("reveal.guessed", guess=_told(noted, unit))
     return Revealed(f"{say('reveal.answer', answer=_told(answer, unit))} · {told}")
 
@@ -147,6 +151,7 @@ class Question:
             if answer is None or answer not in self.choices:
                 return say("predict.choose")
             _guesses[self.key] = answer
+            progress.note_guess(self.key, answer)
         else:
             number = _number(answer or "")
             if number is None:

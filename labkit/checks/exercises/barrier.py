@@ -1,4 +1,4 @@
-"""2.7 · a barrier from sends and receives."""
+"""2.5 · a barrier from sends and receives."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def budget(case: Case) -> list[Cost]:
 
 EXERCISE = Exercise(
     name="barrier",
-    number="2.7",
+    number="2.5",
     cases=(Case(2, 1), Case(2, 1, more=1), Case(3, 1, more=2), Case(4, 1, more=3), Case(4, 1, more=1), Case(1, 1),
            Case(8, 1, more=5)),
     call=call,

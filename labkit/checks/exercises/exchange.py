@@ -1,4 +1,4 @@
-"""2.8 · repair a deadlock: two ranks swap large tensors."""
+"""2.6 · repair a deadlock: two ranks swap large tensors."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def budget(case: Case) -> list[Cost]:
 
 EXERCISE = Exercise(
     name="exchange",
-    number="2.8",
+    number="2.6",
     cases=(Case(2, 2), Case(4, 3, "numbers"), Case(2, 2**20, "numbers"), Case(4, 5, "numbers", "float32")),
     call=call,
     expected=expected,

@@ -1,4 +1,4 @@
-"""2.3 · the first half of the ring."""
+"""2.1 · the first half of the ring."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def budget(case: Case) -> list[Cost]:
 
 EXERCISE = Exercise(
     name="ring_reduce_scatter",
-    number="2.3",
+    number="2.1",
     core=True,
     cases=(
         Case(2, 2), Case(3, 3), Case(3, 5), Case(4, 4), Case(1, 3), Case(3, 2), Case(3, 5, "numbers"),

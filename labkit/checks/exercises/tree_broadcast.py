@@ -1,4 +1,4 @@
-"""2.6 · broadcast by a binomial tree."""
+"""2.4 · broadcast by a binomial tree."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def budget(case: Case) -> list[Cost]:
 
 EXERCISE = Exercise(
     name="tree_broadcast",
-    number="2.6",
+    number="2.4",
     cases=(
         Case(2, 1), Case(2, 1, more=1), Case(4, 2), Case(3, 2, more=1), Case(4, 3, "numbers", more=2), Case(1, 2),
         Case(3, 5, "numbers", "float32", more=2), Case(8, 3, "numbers", more=5),

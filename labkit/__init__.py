@@ -24,6 +24,8 @@ _HOME = {
     "Disagreement": "labkit.world.failure",
     "collectives": "labkit.collectives",
     "check": "labkit.checks",
+    "impostors": "labkit.checks.impostors",
+    "quiet": "labkit.turns",
     "hint": "labkit.checks",
     "solution": "labkit.checks",
     "show": "labkit.show",
@@ -36,6 +38,8 @@ _HOME = {
 if TYPE_CHECKING:
     from labkit import collectives, device, pace, show, theory, trace
     from labkit.checks import check, hint, solution
+    from labkit.checks.impostors import impostors
+    from labkit.turns import quiet
     from labkit.world.failure import ConnectionLost, Disagreement, RankDied, RankError, RunFailed, RunTimeout
     from labkit.world.launch import Run, run
 

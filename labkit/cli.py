@@ -71,6 +71,11 @@ def parser() -> argparse.ArgumentParser:
     )
     room.set_defaults(run=_class)
 
+    late = commands.add_parser("catchup", help="put solutions into a chapter's unwritten exercises")
+    late.add_argument("chapter", metavar="NN", help="the chapter, as in 02")
+    _add_dir(late)
+    late.set_defaults(run=_catchup)
+
     commands.add_parser("bench", help="measure against torch's own; `labkit bench --help`", add_help=False)
     return top
 
@@ -155,6 +160,17 @@ def _class(options: argparse.Namespace) -> int:
     except ValueError as error:
         print(f"labkit: {error}", file=sys.stderr)
         return 2
+    return 0
+
+
+def _catchup(options: argparse.Namespace) -> int:
+    from labkit.checks.catchup import fill
+
+    source, work = source_dir(), _work(options)
+    update(source, work)
+    target = work / find_chapter(source, options.chapter).name
+    done = fill(target)
+    print(f"{target.name}: " + (f"solutions are in {', '.join(done)}" if done else "nothing was unwritten"))
     return 0
 
 

@@ -166,8 +166,9 @@ def test_outputs_that_are_parts_of_the_input(ranks):
     assert all(labkit.run(programs.in_the_same_memory, ranks=ranks).values)
 
 
-def test_two_at_once_do_not_mix():
-    assert labkit.run(programs.overlapping, 80, ranks=4).values == [80] * 4
+@pytest.mark.parametrize("times", [20, pytest.param(80, marks=pytest.mark.soak)])
+def test_two_at_once_do_not_mix(times):
+    assert labkit.run(programs.overlapping, times, ranks=4).values == [times] * 4
     assert labkit.run(programs.overlapping, 10, "halving_doubling", ranks=3).values == [10] * 3
 
 

@@ -56,8 +56,9 @@ def check_interrupt_and_kill(with_forked_child: bool) -> None:
                 os.kill(child, 9)
 
 
+@pytest.mark.soak
 def test_interrupt_and_kill_with_a_forked_child_alive():
-    """Public fault 61: orphans after the kernel died. The plain case, without the child, is in the soak."""
+    """Public fault 61: orphans after the kernel died. In the soak, as is the plain case, without the child."""
     check_interrupt_and_kill(with_forked_child=True)
 
 

@@ -16,6 +16,7 @@ MAY_IMPORT = {
     "pace": {"trace"},
     "world": {"trace", "device", "pace"},
     "progress": set(),
+    "turns": set(),
     "show": {"progress", "trace"},
     "collectives": {"trace", "device"},
     "checks": {"progress", "run", "trace", "device", "show", "theory", "world"},

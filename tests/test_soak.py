@@ -70,6 +70,59 @@ def test_fifteen_kernels_at_once():
             k.close()
 
 
+RING = """
+import torch, torch.distributed as dist
+from labkit import collectives, show, trace
+
+def ring():
+    world = dist.get_world_size()
+    t = torch.full((world,), 16 ** dist.get_rank())
+    with trace.watch(t, parts=world):
+        collectives.all_reduce(t, algorithm="ring")
+    return t.tolist()
+
+run = labkit.run(ring, ranks=4, timeout=120)
+print(run.values == [[0x1111] * 4] * 4, show.ring(run.trace).title[:26])
+"""
+
+
+def test_thirty_learners_run_the_ring_at_once():
+    """Thirty kernels with four ranks each: all right, and the memory that they take together."""
+    import psutil
+
+    kernels, took = [], []
+    before = psutil.virtual_memory().available
+    try:
+        for _ in range(30):
+            kernels.append(Kernel())
+            kernels[-1].result(kernels[-1].send(f"{SETUP}\nimport torch"), timeout=120)
+        began = time.monotonic()
+        requests = [(k, k.send(RING)) for k in kernels]
+        for k, request in requests:
+            assert k.result(request, timeout=240).strip() == "True Every rank sends at every"
+            took.append(time.monotonic() - began)
+        used = (before - psutil.virtual_memory().available) / 1e9
+        print(f"30 kernels, 120 ranks: {used:.1f} GB together; done after {took[0]:.0f} to {max(took):.0f} s")
+    finally:
+        for k in kernels:
+            k.close()
+    assert used < 20
+
+
+def test_the_solution_is_accepted_fifty_times_beside_other_load():
+    from labkit.checks.exercises import get
+    from labkit.checks.judge import judge
+
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(3)]
+    try:
+        exercise = get("ring_reduce_scatter")
+        kinds = [judge(exercise, exercise.solution).kind for _ in range(50)]
+    finally:
+        for process in busy:
+            process.kill()
+    assert kinds == ["right"] * 50
+
+
 def test_thousand_warm_runs_hold_no_more_memory_or_descriptors():
     import psutil
 

@@ -136,14 +136,8 @@ def test_a_strange_environment_is_named(monkeypatch, name, value):
 OTHER_WORLDS = {"02_collectives": "in hexadecimal, on every rank: ['1111', '1111', '1111', '1111']"}
 
 
-def _notebooks() -> list:
-    """One of four ranks for every test run, the others in the soak."""
-    paths = sorted(Path(ROOT, "notebooks").glob("*.ipynb"))
-    marks = {p: [] if p.stem == "00_start" else [pytest.mark.soak] for p in paths}
-    return [pytest.param(p, id=p.stem, marks=marks[p]) for p in paths]
-
-
-@pytest.mark.parametrize("notebook", _notebooks())
+@pytest.mark.soak
+@pytest.mark.parametrize("notebook", sorted(Path(ROOT, "notebooks").glob("*.ipynb")), ids=lambda p: p.stem)
 def test_a_notebook_runs_unchanged_as_a_script(tmp_path, notebook):
     from nbconvert import PythonExporter
 

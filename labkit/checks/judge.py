@@ -31,7 +31,7 @@ def judge(exercise: Exercise, fn: Callable[..., Any]) -> Verdict:
             return _crashed(exercise, case, failure)
         if verdict := _wrong(exercise, case, run):
             return verdict
-        spent.append((case, _costs(run)))
+        spent.append((case, costs(run)))
     return _over_budget(exercise, spent) or Verdict(exercise.name, "right", "", (_all_right(exercise), *_spent(spent)))
 
 
@@ -91,13 +91,13 @@ _OWN = (
 )
 
 
-def _costs(run: labkit.Run) -> list[Cost]:
+def costs(run: labkit.Run) -> list[Cost]:
     """What each rank spent."""
-    costs = []
+    found = []
     for rank, tried in enumerate(run.values):
         sends = [e for e in run.trace.of(rank) if e.kind == "send"]
-        costs.append(Cost(sum(e.nbytes for e in sends), len(sends), rounds(run.trace), tried.peak))
-    return costs
+        found.append(Cost(sum(e.nbytes for e in sends), len(sends), rounds(run.trace), tried.peak))
+    return found
 
 
 def rounds(trace: Trace) -> int:
@@ -126,10 +126,10 @@ def rounds(trace: Trace) -> int:
 def _over_budget(exercise: Exercise, spent: list[tuple[Case, list[Cost]]]) -> Verdict | None:
     """Bytes first, then messages, rounds, memory; of each the last, largest case that is over."""
     for unit in ("nbytes", "messages", "rounds", "peak"):
-        for case, costs in reversed(spent):
+        for case, by_rank in reversed(spent):
             over = [
                 (getattr(cost, unit) - limit, getattr(cost, unit), limit)
-                for cost, allowed in zip(costs, exercise.budget(case), strict=True)
+                for cost, allowed in zip(by_rank, exercise.budget(case), strict=True)
                 if (limit := getattr(allowed, unit)) is not None and getattr(cost, unit) > limit
             ]
             if over:
@@ -156,8 +156,8 @@ def _all_right(exercise: Exercise) -> str:
 
 def _spent(spent: list[tuple[Case, list[Cost]]]) -> list[str]:
     """The largest case's bytes and messages, for somebody who got it right."""
-    case, costs = max(spent, key=lambda pair: sum(c.nbytes or 0 for c in pair[1]))
-    most = max(costs, key=lambda c: c.nbytes or 0)
+    case, by_rank = max(spent, key=lambda pair: sum(c.nbytes or 0 for c in pair[1]))
+    most = max(by_rank, key=lambda c: c.nbytes or 0)
     return [say("check.spent", nbytes=f"{most.nbytes:,}", messages=most.messages, where=where(case))]
 
 

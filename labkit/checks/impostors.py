@@ -1,0 +1,146 @@
+"""Break it: four implementations that look alike, each with one real fault. From the symptoms to the diagnosis.
+
+line = labkit.impostors("02")
+line                    # the symptoms of A to D: values, bytes, messages, memory
+line.ask("A")           # a form: what is wrong with A?
+line.open("A")          # its source, after a diagnosis
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import labkit
+from labkit.checks.exercise import Case, Exercise
+from labkit.checks.judge import LIMIT, costs
+from labkit.checks.trial import attempt
+from labkit.show.figure import style
+from labkit.show.guesses import Question, guess, predict
+from labkit.show.svg import el, escape
+from labkit.show.words import say
+
+#: Chapter → the module that holds its line-up.
+LINEUPS = {"02": "labkit.checks.lineups.collectives"}
+
+
+@dataclass(frozen=True, slots=True)
+class Impostor:
+    """An implementation with one fault. `fault`: gives the fault in words; it is one of the answers to choose from."""
+
+    fn: Callable[..., Any]
+    fault: Callable[[], str]
+
+
+@dataclass(frozen=True)
+class Lineup:
+    """The impostors of a chapter, all of which claim to do one exercise.
+
+    Attributes:
+        chapter: Such as ``"02"``.
+        exercise: What they claim to do.
+        case: On what their symptoms are taken.
+        members: Letter → impostor.
+    """
+
+    chapter: str
+    exercise: Exercise
+    case: Case
+    members: dict[str, Impostor]
+
+    @cached_property
+    def symptoms(self) -> list[tuple[str, ...]]:
+        """A row a member, and one for what is allowed: values, and the most of any rank in bytes, messages, memory."""
+        rows = [(letter, *self._taken(member.fn)) for letter, member in self.members.items()]
+        allowed = self.exercise.budget(self.case)
+        most = [max(getattr(c, unit) or 0 for c in allowed) for unit in ("nbytes", "messages", "rounds", "peak")]
+        return [*rows, (say("impostor.budget"), "", *(f"{n:,}" for n in most))]
+
+    def _taken(self, fn: Callable[..., Any]) -> tuple[str, ...]:
+        """Values, bytes, messages, rounds, memory; of one that hangs, only that it does."""
+        try:
+            run = labkit.run(attempt, self.exercise, fn, self.case, ranks=self.case.ranks, device="cpu", timeout=LIMIT)
+        except labkit.RunTimeout:
+            return (say("verdict.deadlocked"), "", "", "", "")
+        except labkit.RunFailed:
+            return (say("verdict.crashed"), "", "", "", "")
+        values = [t.value for t in run.values]
+        bad = self.exercise.compare(self.case, values, self.exercise.expected(self.case))
+        told = say("impostor.wrong", ranks=", ".join(map(str, bad))) if bad else say("verdict.right")
+        spent = costs(run)
+        return (
+            told,
+            *(f"{max(getattr(c, unit) for c in spent):,}" for unit in ("nbytes", "messages", "rounds", "peak")),
+        )
+
+    def ask(self, letter: str) -> Question:
+        """A form with the faults to choose from; the guess is kept like any other.
+
+        Raises:
+            ValueError: There is no such member.
+        """
+        self._member(letter)
+        faults = sorted({m.fault() for m in self.members.values()})
+        return predict(self._key(letter), say("impostor.ask", letter=letter), choices=faults)
+
+    def open(self, letter: str) -> Source:
+        """What the fault is, and the source, once a diagnosis was noted.
+
+        Raises:
+            ValueError: There is no such member.
+        """
+        member = self._member(letter)
+        noted = guess(self._key(letter))
+        if noted is None:
+            return Source(say("impostor.first", letter=letter))
+        verdict = say("impostor.met" if noted == member.fault() else "impostor.missed", fault=member.fault())
+        return Source(f"{verdict}\n\n{inspect.getsource(member.fn)}")
+
+    def _member(self, letter: str) -> Impostor:
+        if letter not in self.members:
+            raise ValueError(f"there is no impostor {letter!r}: expected one of {', '.join(self.members)}")
+        return self.members[letter]
+
+    def _key(self, letter: str) -> str:
+        return f"impostor.{self.chapter}.{letter}"
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return tuple(say(key) for key in ("impostor.name", "impostor.values", "impostor.bytes", "impostor.messages",
+                                          "impostor.rounds", "impostor.memory"))  # fmt: skip
+
+    def __str__(self) -> str:
+        table = [self.columns, *self.symptoms]
+        widths = [max(len(row[n]) for row in table) for n in range(len(self.columns))]
+        return "\n".join("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in table)
+
+    __repr__ = __str__
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
+        head = el("tr", *(el("th", escape(c), scope="col") for c in self.columns))
+        body = [el("tr", *(el("td", escape(c)) for c in row)) for row in self.symptoms]
+        table = el("div", el("table", el("thead", head), el("tbody", *body)), class_="lk-twin")
+        title = el("p", escape(say("impostor.title", exercise=self.exercise.name)), class_="lk-title")
+        return {"text/html": el("div", el("style", style()), title, table, class_="lk"), "text/plain": str(self)}
+
+
+class Source(str):
+    """Text that a notebook shows without quotation marks."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def impostors(chapter: str) -> Lineup:
+    """The line-up of a chapter.
+
+    Raises:
+        ValueError: The chapter has none.
+    """
+    if chapter not in LINEUPS:
+        raise ValueError(f"chapter {chapter!r} has no impostors: expected one of {', '.join(LINEUPS)}")
+    return importlib.import_module(LINEUPS[chapter]).LINEUP

@@ -1,0 +1,1 @@
+"""Line-ups of impostors, one a chapter."""

@@ -1,0 +1,50 @@
+"""Impostors: each has one fault, it shows in one symptom alone, and the source opens after a diagnosis."""
+
+from __future__ import annotations
+
+import pytest
+
+import labkit
+from labkit.show import guesses
+
+
+@pytest.fixture
+def line(monkeypatch):
+    monkeypatch.setattr(guesses, "_guesses", {})
+    monkeypatch.setenv("LABKIT_STATIC", "1")
+    return labkit.impostors("02")
+
+
+def test_each_fault_shows_in_its_own_symptom(line):
+    *members, allowed = line.symptoms
+    over = {}
+    for letter, values, *spent in members:
+        numbers = [int(n.replace(",", "")) > int(m.replace(",", "")) for n, m in zip(spent, allowed[2:], strict=True)]
+        names = ("bytes", "messages", "rounds", "memory")
+        over[letter] = {n for n, is_over in zip(names, numbers, strict=True) if is_over}
+        over[letter] |= {"values"} if values != "right" else set()
+    assert over["A"] >= {"bytes"}
+    assert over["B"] == {"values"}
+    assert over["C"] == {"memory"}
+    assert over["D"] >= {"messages"}
+    assert not over["D"] & {"bytes", "values", "memory"}
+    assert "values" not in over["A"] | over["C"]
+
+
+def test_the_source_opens_after_a_diagnosis(line):
+    assert "Note a diagnosis first" in line.open("A")
+    form = line.ask("A")
+    assert len(form.choices) == 4
+    form.note("it keeps everything that ever arrived")
+    assert line.open("A").startswith("No. it lets rank 0 do everything")
+    form.note("it lets rank 0 do everything")
+    opened = line.open("A")
+    assert opened.startswith("That is it")
+    assert "dist.send(tensor, peer)" in opened
+
+
+def test_what_does_not_exist(line):
+    with pytest.raises(ValueError, match="expected one of A, B, C, D"):
+        line.ask("E")
+    with pytest.raises(ValueError, match="has no impostors"):
+        labkit.impostors("2")

@@ -97,7 +97,7 @@ EXERCISE = Exercise(
     number="2.4",
     cases=(
         Case(2, 1), Case(2, 1, more=1), Case(4, 2), Case(3, 2, more=1), Case(4, 3, "numbers", more=2), Case(1, 2),
-        Case(3, 5, "numbers", "float32", more=2), Case(8, 3, "numbers", more=5),
+        Case(3, 5, "numbers", "float32", more=2), Case(4, 5, "numbers", more=3),
     ),
     call=call,
     expected=expected,

@@ -40,7 +40,7 @@ def say(key: str, **values: object) -> str:
     wanted = placeholders(words[key])
     if wanted != set(values):
         raise ValueError(f"{key!r} in {language()}.toml asks for {sorted(wanted)}, but was given {sorted(values)}")
-    return words[key].format_map(values) if wanted else words[key]
+    return words[key].format_map(values)
 
 
 def count(key: str, n: int, **values: object) -> str:

@@ -102,9 +102,10 @@ def expected(case: Case) -> list[str]:
 
 
 def budget(case: Case) -> list[Cost]:
-    """Doubling up and down again, a message a round, of at most a cache line."""
-    rounds = 2 * (case.ranks - 1).bit_length()
-    return [Cost(rounds * 64, rounds, rounds, None)] * case.ranks
+    """Doubling up and down again; whoever does so sends at most a message a level, and two in a pair."""
+    levels = (case.ranks - 1).bit_length()
+    messages = max(2, levels) if case.ranks > 1 else 0
+    return [Cost(messages * 64, messages, 2 * levels, None)] * case.ranks
 
 
 EXERCISE = Exercise(

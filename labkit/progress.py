@@ -46,10 +46,39 @@ def read() -> dict[str, Any]:
     if not is_kept():
         return empty
     try:
-        found = json.loads(path().read_text(encoding="utf-8"))
+        found = cleaned(json.loads(path().read_text(encoding="utf-8")))
     except (OSError, ValueError):
         return empty
-    return {**empty, **found} if isinstance(found, dict) else empty
+    return {**empty, **found} if found is not None else empty
+
+
+def cleaned(found: Any) -> dict[str, Any] | None:
+    """What is well-formed in a file that somebody may have edited; ``None`` if it is no progress at all.
+
+    >>> cleaned({"exercises": {"barrier": {}}, "guesses": {"a": 3, "b": {"guess": 1}}})
+    {'exercises': {}, 'guesses': {'b': {'guess': 1}}}
+    """
+    if not isinstance(found, dict):
+        return None
+    exercises, guesses = found.get("exercises"), found.get("guesses")
+    return {
+        "exercises": {k: e for k, e in _items(exercises) if _is_entry(e)},
+        "guesses": {k: g for k, g in _items(guesses) if isinstance(g, dict) and "guess" in g},
+    }
+
+
+def _items(found: Any) -> list[tuple[str, Any]]:
+    return list(found.items()) if isinstance(found, dict) else []
+
+
+def _is_entry(entry: Any) -> bool:
+    return (
+        isinstance(entry, dict)
+        and {"verdict", "best", "tries", "hints"} <= entry.keys()
+        and entry["best"] in ORDER
+        and isinstance(entry["tries"], int)
+        and isinstance(entry["hints"], int)
+    )
 
 
 def note_check(exercise: str, verdict: str) -> None:

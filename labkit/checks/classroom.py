@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from labkit import progress
 from labkit.checks.exercises import NAMES
 from labkit.show.words import count, say
 
@@ -39,9 +40,10 @@ def _read(folder: Path) -> dict[str, dict[str, Any]]:
     for file in sorted(folder.glob("*.json")):
         try:
             known = json.loads(file.read_text(encoding="utf-8"))
-            found[file.stem] = {"exercises": known["exercises"], "guesses": known["guesses"]}
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError):
             continue
+        if (well_formed := progress.cleaned(known)) is not None:
+            found[file.stem] = well_formed
     return found
 
 
@@ -58,6 +60,11 @@ def _histograms(learners: dict[str, dict[str, Any]]) -> list[str]:
         guesses = [known["guesses"][key] for known in learners.values() if key in known["guesses"]]
         answers = [g["answer"] for g in guesses if "answer" in g]
         lines.append(say("class.guesses", question=key, answer=answers[0] if answers else say("class.open")))
-        for guess, n in Counter(str(g["guess"]) for g in guesses).most_common():
+        for guess, n in Counter(_one_line(g["guess"]) for g in guesses).most_common():
             lines.append(f"  {'█' * n} {n}  {guess}")
     return lines
+
+
+def _one_line(guess: Any) -> str:
+    """A guess as it may stand on a terminal: somebody else wrote it."""
+    return "".join(c if c.isprintable() else " " for c in str(guess))[:80]

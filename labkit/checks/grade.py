@@ -8,6 +8,7 @@ functions; and the learner's code is run as the instructor's user, so use it on 
 from __future__ import annotations
 
 import ast
+import contextlib
 import csv
 import io
 import json
@@ -22,6 +23,7 @@ from labkit.show.words import say
 
 #: Seconds for a notebook: each exercise may hang once in each of two limits.
 LIMIT = 300
+_KEPT = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef, ast.Assign)
 COLUMNS = ("learner", "notebook", "exercise", "verdict", "where", "seen")
 
 
@@ -57,9 +59,14 @@ def _graded(notebook: Path) -> list[tuple[str, str, str, str]]:
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         return [("", "not_graded", "", say("grade.long", limit=LIMIT))]
-    if done.returncode:
-        return [("", "not_graded", "", done.stderr.strip().splitlines()[-1] if done.stderr.strip() else "")]
-    return [tuple(row) for row in json.loads(done.stdout.splitlines()[-1])]
+    try:
+        rows = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else None
+    except (IndexError, ValueError):  # its set-up cell ended the process, or printed last
+        rows = None
+    if rows is None:
+        told = done.stderr.strip().splitlines()
+        return [("", "not_graded", "", told[-1] if told else say("grade.ended"))]
+    return [tuple(row) for row in rows]
 
 
 def functions(notebook: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -70,18 +77,18 @@ def functions(notebook: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     if sources:
         exec(compile(sources[0], "<set-up cell>", "exec"), names)
     for source in sources[1:]:
-        try:
+        with contextlib.suppress(Exception):  # a cell that its learner has not finished
             tree = ast.parse(source)
-        except SyntaxError:  # a cell that its learner has not finished
-            continue
-        kept: list[ast.stmt] = [
-            n for n in tree.body if isinstance(n, (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef))
-        ]
-        defined = [n.name for n in kept if isinstance(n, ast.FunctionDef) and n.name in NAMES]
-        if defined:
-            space = dict(names)
-            exec(compile(ast.Module(kept, []), f"<{defined[-1]}>", "exec"), space)
-            yield from ((name, space) for name in defined)
+            kept: list[ast.stmt] = [n for n in tree.body if isinstance(n, _KEPT) and not _runs(n)]
+            exec(compile(ast.Module(kept, []), "<cell>", "exec"), names)  # what others may use: helpers, imports
+            for node in kept:
+                if isinstance(node, ast.FunctionDef) and node.name in NAMES:
+                    yield node.name, names
+
+
+def _runs(node: ast.stmt) -> bool:
+    """Whether an assignment calls something: cells are not run."""
+    return isinstance(node, ast.Assign) and any(isinstance(n, ast.Call) for n in ast.walk(node))
 
 
 def main(notebook: str) -> None:

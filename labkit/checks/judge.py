@@ -65,6 +65,8 @@ def _wrong(exercise: Exercise, case: Case, run: labkit.Run) -> Verdict | None:
         return Verdict(exercise.name, "wrong", where(case), tuple(lines), picture)
     if run.leftovers:
         return Verdict(exercise.name, "wrong", where(case), tuple(run.leftovers[:3]))
+    if case.ranks > 1 and case.elements and not any(e.kind == "send" for e in run.trace.events):
+        return Verdict(exercise.name, "wrong", where(case), (say("check.silent"),))
     return None
 
 

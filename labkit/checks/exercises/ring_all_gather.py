@@ -104,11 +104,11 @@ def expected(case: Case) -> list[list]:
 
 
 def budget(case: Case) -> list[Cost]:
-    """Every chunk but the right neighbour's, once; and room for one that arrives."""
+    """Every chunk but one, once; and room for those that arrive and are let go of."""
     itemsize, n = getattr(torch, case.dtype).itemsize, case.ranks
     sizes = shares(case.elements, n)
-    room = 2 * sizes[0] * itemsize if n > 1 else None
-    return [Cost((case.elements - sizes[(rank + 1) % n]) * itemsize, n - 1, n - 1, room) for rank in range(n)]
+    room = 3 * sizes[0] * itemsize if n > 1 else None
+    return [Cost((case.elements - min(sizes)) * itemsize, n - 1, None, room)] * n
 
 
 EXERCISE = Exercise(

@@ -79,15 +79,11 @@ def expected(case: Case) -> list[list]:
 
 
 def budget(case: Case) -> list[Cost]:
-    """2D, less the chunk that each half does not send."""
+    """2D, less a chunk for each half: which one depends on where the ring begins, so the smallest."""
     itemsize, n = getattr(torch, case.dtype).itemsize, case.ranks
     sizes = shares(case.elements, n)
-    room = 3 * sizes[0] * itemsize if n > 1 else None
-    steps = 2 * (n - 1)
-    return [
-        Cost((2 * case.elements - sizes[rank] - sizes[(rank + 1) % n]) * itemsize, steps, steps, room)
-        for rank in range(n)
-    ]
+    room = 4 * sizes[0] * itemsize if n > 1 else None
+    return [Cost(2 * (case.elements - min(sizes)) * itemsize, 2 * (n - 1), None, room)] * n
 
 
 EXERCISE = Exercise(

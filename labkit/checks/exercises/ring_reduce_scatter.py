@@ -122,12 +122,11 @@ def expected(case: Case) -> list[list]:
 
 
 def budget(case: Case) -> list[Cost]:
-    """Every chunk but one's own, once; and room for a chunk that arrives while another is let go of."""
-    itemsize = getattr(torch, case.dtype).itemsize
-    sizes = shares(case.elements, case.ranks)
-    room = 2 * sizes[0] * itemsize if case.ranks > 1 else None
-    steps = case.ranks - 1
-    return [Cost((case.elements - sizes[rank]) * itemsize, steps, steps, room) for rank in range(case.ranks)]
+    """Every chunk but one's own, once; and room for those that arrive and are let go of."""
+    itemsize, n = getattr(torch, case.dtype).itemsize, case.ranks
+    sizes = shares(case.elements, n)
+    room = 3 * sizes[0] * itemsize if n > 1 else None
+    return [Cost((case.elements - sizes[rank]) * itemsize, n - 1, None, room) for rank in range(n)]
 
 
 EXERCISE = Exercise(

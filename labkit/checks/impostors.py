@@ -57,8 +57,9 @@ class Lineup:
         """A row a member, and one for what is allowed: values, and the most of any rank in bytes, messages, memory."""
         rows = [(letter, *self._taken(member.fn)) for letter, member in self.members.items()]
         allowed = self.exercise.budget(self.case)
-        most = [max(getattr(c, unit) or 0 for c in allowed) for unit in ("nbytes", "messages", "rounds", "peak")]
-        return [*rows, (say("impostor.budget"), "", *(f"{n:,}" for n in most))]
+        limits = [[getattr(c, unit) for c in allowed] for unit in ("nbytes", "messages", "rounds", "peak")]
+        told = ["–" if None in of_unit else f"{max(of_unit):,}" for of_unit in limits]
+        return [*rows, (say("impostor.budget"), "", *told)]
 
     def _taken(self, fn: Callable[..., Any]) -> tuple[str, ...]:
         """Values, bytes, messages, rounds, memory; of one that hangs, only that it does."""

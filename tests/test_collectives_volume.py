@@ -28,7 +28,7 @@ def case(operation: str, algorithm: str, elements: int, dtype: torch.dtype, **mo
     return operation, algorithm, elements, dtype, more
 
 
-def compare(cases: list[Case], ranks: int) -> None:
+def check_volume(cases: list[Case], ranks: int) -> None:
     run = labkit.run(programs.each_call, cases, ranks=ranks)
     sent: dict[tuple[int, int], list[Event]] = defaultdict(list)
     for e in run.trace.events:
@@ -57,7 +57,7 @@ def test_what_is_sent_is_what_theory_says(ranks):
         if operation in ROOTED:
             more["root"] = ranks - 1
         cases += [case(operation, algorithm, n, torch.float32, **more) for n in (0, ranks, 5 * ranks)]
-    compare(cases, ranks)
+    check_volume(cases, ranks)
 
 
 @settings(max_examples=10)
@@ -78,7 +78,7 @@ def test_uneven_sizes_segments_and_nodes(data):
             more["root"] = data.draw(st.integers(0, ranks - 1))
         dtype = data.draw(st.sampled_from([torch.uint8, torch.float16, torch.float64]))
         cases.append(case(operation, algorithm, elements, dtype, **more))
-    compare(cases, ranks)
+    check_volume(cases, ranks)
 
 
 def test_an_average_of_half_floats_sends_no_more_than_a_sum():
@@ -95,4 +95,4 @@ def test_sixteen_ranks():
     sixteen = [
         case("all_reduce", algorithm, 37, torch.float32) for algorithm in ("ring", "tree", "halving_doubling", "mesh")
     ]
-    compare([*sixteen, case("all_reduce", "hierarchical", 37, torch.float32, node_size=5)], 16)
+    check_volume([*sixteen, case("all_reduce", "hierarchical", 37, torch.float32, node_size=5)], 16)

@@ -19,7 +19,7 @@ MAY_IMPORT = {
     "turns": set(),
     "show": {"progress", "trace"},
     "collectives": {"trace", "device"},
-    "checks": {"progress", "run", "trace", "device", "show", "theory", "world"},
+    "checks": {"collectives", "progress", "run", "trace", "device", "show", "theory", "world"},
     "bench": {"collectives", "run", "trace", "device", "world"},
     "cli": {"*"},
 }

@@ -9,6 +9,7 @@ from typing import Any
 from labkit import progress
 from labkit.checks import exercises
 from labkit.checks.verdict import Verdict
+from labkit.show.guesses import Revealed
 from labkit.show.words import say
 
 __all__ = ["Verdict", "check", "hint", "solution"]
@@ -16,13 +17,6 @@ __all__ = ["Verdict", "check", "hint", "solution"]
 #: Exercise → hints given, and whether a written attempt was checked, in this kernel.
 _given: dict[str, int] = {}
 _tried: set[str] = set()
-
-
-class Text(str):
-    """Text that a notebook shows without quotation marks."""
-
-    def __repr__(self) -> str:
-        return str(self)
 
 
 def check(name: str, fn: Callable[..., Any]) -> Verdict:
@@ -52,7 +46,7 @@ def check(name: str, fn: Callable[..., Any]) -> Verdict:
     return verdict
 
 
-def hint(name: str) -> Text:
+def hint(name: str) -> Revealed:
     """The next hint of an exercise: a question; the state after step 1; pseudo-code with blanks.
 
     Raises:
@@ -62,10 +56,10 @@ def hint(name: str) -> Text:
     number = min(_given.get(name, 0) + 1, len(hints))
     _given[name] = number
     progress.note_hint(name, number)
-    return Text(f"{say('hint.head', number=number, all=len(hints))}\n{hints[number - 1]}")
+    return Revealed(f"{say('hint.head', number=number, all=len(hints))}\n{hints[number - 1]}")
 
 
-def solution(name: str) -> Text:
+def solution(name: str) -> Revealed:
     """One way to do it; after an attempt was checked.
 
     Raises:
@@ -73,5 +67,5 @@ def solution(name: str) -> Text:
     """
     exercise = exercises.get(name)
     if name not in _tried:
-        return Text(say("hint.first", name=name))
-    return Text(inspect.getsource(exercise.solution))
+        return Revealed(say("hint.first", name=name))
+    return Revealed(inspect.getsource(exercise.solution))

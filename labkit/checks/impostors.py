@@ -20,7 +20,7 @@ from labkit.checks.exercise import Case, Exercise
 from labkit.checks.judge import LIMIT, costs
 from labkit.checks.trial import attempt
 from labkit.show.figure import style
-from labkit.show.guesses import Question, guess, predict
+from labkit.show.guesses import Question, Revealed, guess, predict
 from labkit.show.svg import el, escape
 from labkit.show.words import say
 
@@ -88,7 +88,7 @@ class Lineup:
         faults = sorted({m.fault() for m in self.members.values()})
         return predict(self._key(letter), say("impostor.ask", letter=letter), choices=faults)
 
-    def open(self, letter: str) -> Source:
+    def open(self, letter: str) -> Revealed:
         """What the fault is, and the source, once a diagnosis was noted.
 
         Raises:
@@ -97,9 +97,9 @@ class Lineup:
         member = self._member(letter)
         noted = guess(self._key(letter))
         if noted is None:
-            return Source(say("impostor.first", letter=letter))
+            return Revealed(say("impostor.first", letter=letter))
         verdict = say("impostor.met" if noted == member.fault() else "impostor.missed", fault=member.fault())
-        return Source(f"{verdict}\n\n{inspect.getsource(member.fn)}")
+        return Revealed(f"{verdict}\n\n{inspect.getsource(member.fn)}")
 
     def _member(self, letter: str) -> Impostor:
         if letter not in self.members:
@@ -127,13 +127,6 @@ class Lineup:
         table = el("div", el("table", el("thead", head), el("tbody", *body)), class_="lk-twin")
         title = el("p", escape(say("impostor.title", exercise=self.exercise.name)), class_="lk-title")
         return {"text/html": el("div", el("style", style()), title, table, class_="lk"), "text/plain": str(self)}
-
-
-class Source(str):
-    """Text that a notebook shows without quotation marks."""
-
-    def __repr__(self) -> str:
-        return str(self)
 
 
 def impostors(chapter: str) -> Lineup:

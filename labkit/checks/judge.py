@@ -10,6 +10,7 @@ from labkit.checks import astray
 from labkit.checks.exercise import Case, Cost, Exercise
 from labkit.checks.trial import Tried, attempt
 from labkit.checks.verdict import Verdict
+from labkit.collectives import ALGORITHMS
 from labkit.show.words import count, say
 from labkit.trace import Trace
 from labkit.world.failure import Row
@@ -75,22 +76,9 @@ def borrowed(trace: Trace) -> str | None:
     for e in trace.events:
         if e.kind == "collective" and e.name != "new_group":
             return f"dist.{e.name}"
-        if e.kind == "span" and e.name.split(" ")[0] in _OWN:
+        if e.kind == "span" and e.name.split(" ")[0] in ALGORITHMS:
             return f"collectives.{e.name.split(' ')[0]}"
     return None
-
-
-_OWN = (
-    "all_reduce",
-    "reduce_scatter",
-    "all_gather",
-    "broadcast",
-    "reduce",
-    "scatter",
-    "gather",
-    "all_to_all",
-    "barrier",
-)
 
 
 def costs(run: labkit.Run) -> list[Cost]:

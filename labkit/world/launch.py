@@ -102,11 +102,7 @@ def run(
     """
     _check(fn, ranks, nodes, device, timeout)
     _check_pace(pace, ranks, record)
-    if "LABKIT_RANK" in os.environ:
-        raise RuntimeError(
-            f"labkit.run was called inside rank {os.environ['LABKIT_RANK']} of a run: a rank does not start ranks. "
-            "Call it from the notebook, or use torch.distributed.new_group for a part of the ranks"
-        )
+    _check_not_a_rank()
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         from labkit.world.torchrun import run_as_rank
 
@@ -116,6 +112,14 @@ def run(
         done = _run_on_pool(shape, {"call": pack_call(fn, args, kwargs), "pace": pace}, timeout)
     name = getattr(fn, "__name__", type(fn).__name__)
     return Run(name, done.values, done.output, done.trace, done.leftovers, done.notes)
+
+
+def _check_not_a_rank() -> None:
+    if "LABKIT_RANK" in os.environ:
+        raise RuntimeError(
+            f"labkit.run was called inside rank {os.environ['LABKIT_RANK']} of a run: a rank does not start ranks. "
+            "Call it from the notebook, or use torch.distributed.new_group for a part of the ranks"
+        )
 
 
 def _run_on_pool(shape: Shape, order: dict[str, Any], timeout: float) -> Done:

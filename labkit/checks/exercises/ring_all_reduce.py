@@ -20,8 +20,6 @@ def ring_all_reduce(tensor: torch.Tensor) -> None:
     for step in range(1, 2 * world - 1):
         adds = step < world  # the first half adds, the second copies
         outgoing, incoming = chunks[(rank - step) % world], chunks[(rank - step - 1) % world]
-        if not adds:
-            outgoing, incoming = chunks[(rank - step + world) % world], chunks[(rank - step - 1 + world) % world]
         arriving = torch.empty_like(incoming)
         send = dist.P2POp(dist.isend, outgoing, (rank + 1) % world)
         receive = dist.P2POp(dist.irecv, arriving, (rank - 1) % world)

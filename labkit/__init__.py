@@ -31,12 +31,13 @@ _HOME = {
     "show": "labkit.show",
     "trace": "labkit.trace",
     "device": "labkit.device",
+    "model": "labkit.model",
     "theory": "labkit.theory",
     "pace": "labkit.pace",
 }
 
 if TYPE_CHECKING:
-    from labkit import collectives, device, pace, show, theory, trace
+    from labkit import collectives, device, model, pace, show, theory, trace
     from labkit.checks import check, hint, solution
     from labkit.checks.impostors import impostors
     from labkit.turns import quiet

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
 from typing import Any, ClassVar
 
-from labkit.trace import now, span
+from labkit.trace import label, now, span
 
 
 def _number(name: str, value: Any, *, least: float = -math.inf, above: float = -math.inf, unit: str) -> float:
@@ -226,9 +226,32 @@ def section(name: str):
     return _section(name)
 
 
+def backward_sections(module: Any, name: str, layer: Any = None) -> None:
+    """Make the backward of `module` a section: it takes the time that the pace gives `name`, then its gradients come.
+
+    The time passes before the module's real backward runs, which takes none: so a gradient is there, and a bucket may
+    leave, when the section ends. Recorded as computing, with phase ``"backward"`` and the label `layer`.
+
+    Args:
+        module: A `torch.nn.Module` whose output is a tensor.
+        name: Of the section, as in ``Pace(compute={name: seconds})``.
+        layer: Label; ``None``: none.
+    """
+
+    def spend(_: Any) -> None:
+        with label(**({} if layer is None else {"layer": layer})), _section(name, phase="backward"):
+            pass
+
+    def ask(_: Any, __: Any, output: Any) -> None:
+        if output.requires_grad:
+            output.register_hook(spend)
+
+    module.register_forward_hook(ask)
+
+
 @contextmanager
-def _section(name: str) -> Iterator[None]:
-    with span(name, kind="compute"), _running.section(name) if _running is not None else nullcontext():
+def _section(name: str, **fields: Any) -> Iterator[None]:
+    with span(name, kind="compute", **fields), _running.section(name) if _running is not None else nullcontext():
         yield
 
 

@@ -23,6 +23,7 @@ _HOME = {
     "ConnectionLost": "labkit.world.failure",
     "Disagreement": "labkit.world.failure",
     "collectives": "labkit.collectives",
+    "data_parallel": "labkit.data_parallel",
     "check": "labkit.checks",
     "impostors": "labkit.checks.impostors",
     "quiet": "labkit.turns",
@@ -37,7 +38,7 @@ _HOME = {
 }
 
 if TYPE_CHECKING:
-    from labkit import collectives, device, model, pace, show, theory, trace
+    from labkit import collectives, data_parallel, device, model, pace, show, theory, trace
     from labkit.checks import check, hint, solution
     from labkit.checks.impostors import impostors
     from labkit.turns import quiet

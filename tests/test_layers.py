@@ -20,6 +20,7 @@ MAY_IMPORT = {
     "turns": set(),
     "show": {"progress", "trace"},
     "collectives": {"trace", "device"},
+    "data_parallel": {"collectives", "device", "trace"},
     "checks": {"collectives", "progress", "run", "trace", "device", "show", "theory", "world"},
     "bench": {"collectives", "run", "trace", "device", "world"},
     "cli": {"*"},

@@ -11,6 +11,8 @@ from pathlib import Path
 from labkit import __version__
 from labkit.workcopy import Update, WorkCopyError, default_work_dir, find_chapter, reset, source_dir, update
 
+RELOAD = "If it is open in JupyterLab: File → Reload Notebook from Disk."
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand; returns its exit code (2 for a mistake of the user, told in one sentence)."""
@@ -114,7 +116,7 @@ def _reset(options: argparse.Namespace) -> int:
     target, kept = reset(source_dir(), _work(options), options.chapter)
     print(f"{target} is as it was issued" + (f"; yours is {kept.name}" if kept else ""))
     if kept:
-        print("If it is open in JupyterLab: File → Reload Notebook from Disk.")
+        print(RELOAD)
     return 0
 
 
@@ -169,8 +171,14 @@ def _catchup(options: argparse.Namespace) -> int:
     source, work = source_dir(), _work(options)
     update(source, work)
     target = work / find_chapter(source, options.chapter).name
-    done = fill(target)
+    try:
+        done = fill(target)
+    except (ValueError, OSError) as error:
+        print(f"labkit: {error}", file=sys.stderr)
+        return 2
     print(f"{target.name}: " + (f"solutions are in {', '.join(done)}" if done else "nothing was unwritten"))
+    if done:
+        print(RELOAD)
     return 0
 
 

@@ -17,13 +17,7 @@ data-parallel ranks.
 '31.3 GB'
 """
 
-from labkit.theory.memory.activations import (
-    attention_crossover,
-    embedding_activations,
-    head_activations,
-    layer_activations,
-    logits,
-)
+from labkit.theory.memory.counting import closed_form, parameter_parts, parameter_shapes, parameters, part_of
 from labkit.theory.memory.fitting import Fits, Held, activations, cheapest_stage, fits, held
 from labkit.theory.memory.flops import (
     forward_flops,
@@ -34,8 +28,14 @@ from labkit.theory.memory.flops import (
     utilization,
 )
 from labkit.theory.memory.in_flight import layers_in_flight
-from labkit.theory.memory.parameters import closed_form, parameter_parts, parameter_shapes, parameters, part_of
 from labkit.theory.memory.recompute import best_segments, every_layer_limit, segmented
+from labkit.theory.memory.saved import (
+    attention_crossover,
+    embedding_activations,
+    head_activations,
+    layer_activations,
+    logits,
+)
 from labkit.theory.memory.setup import Setup
 from labkit.theory.memory.shape import Shape
 from labkit.theory.memory.states import Recipe, bytes_per_parameter, model_states, recipe

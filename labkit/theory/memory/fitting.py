@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from labkit.theory.communication.given import number, whole
-from labkit.theory.memory.activations import PLAIN, embedding_activations, head_activations, layer_activations, logits
-from labkit.theory.memory.parameters import parameter_shapes
+from labkit.theory.memory.counting import parameter_shapes
+from labkit.theory.memory.saved import PLAIN, embedding_activations, head_activations, layer_activations, logits
 from labkit.theory.memory.setup import Setup
 from labkit.theory.memory.shape import Shape
 from labkit.theory.memory.states import Recipe, as_recipe, model_states

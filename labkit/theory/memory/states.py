@@ -142,7 +142,7 @@ def model_states(
     12
     """
     made = _given(recipe, stage, ranks)
-    units = [parameters] if isinstance(parameters, int) else list(parameters)
+    units = list(parameters) if isinstance(parameters, Sequence) else [parameters]
     for count in units:
         whole("parameters", count, 0)
     whole("tensors", tensors, 0)

@@ -7,7 +7,9 @@ from collections.abc import Hashable, Sequence
 import torch
 
 
-def assign(sizes: Sequence[int], cap: int, kinds: Sequence[Hashable] | None = None) -> list[list[int]]:
+def assign(
+    sizes: Sequence[int], cap: int, kinds: Sequence[Hashable] | None = None, first: int | None = None
+) -> list[list[int]]:
     """Put tensors into buckets, in the given order: a bucket is closed once it holds `cap` bytes or more.
 
     So a bucket is larger than `cap` by less than its last tensor, and a tensor is never cut. Tensors of different kinds
@@ -18,21 +20,24 @@ def assign(sizes: Sequence[int], cap: int, kinds: Sequence[Hashable] | None = No
         sizes: Bytes of each tensor, in the order in which gradients are expected: the last layer's first.
         cap: Bytes.
         kinds: Of each tensor; ``None``: all alike.
+        first: Bytes at which the first bucket of a kind is closed; ``None``: `cap`. A small one leaves early.
 
     Returns:
         Indices into `sizes`, a list a bucket.
 
     Raises:
-        ValueError: `cap` is not positive.
+        ValueError: `cap` or `first` is not positive.
 
     Source: Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", section 3.2.3.
 
     >>> assign([4, 4, 10, 1, 1], cap=8)
     [[0, 1], [2], [3, 4]]
     """
-    if cap <= 0:
-        raise ValueError(f"cap={cap}: expected a positive number of bytes")
+    for name, limit in (("cap", cap), ("first", first)):
+        if limit is not None and limit <= 0:
+            raise ValueError(f"{name}={limit}: expected a positive number of bytes")
     buckets: list[list[int]] = []
+    limits: dict[Hashable, int] = {}
     filling: dict[Hashable, tuple[list[int], int]] = {}
     for index, size in enumerate(sizes):
         kind = kinds[index] if kinds is not None else None
@@ -41,8 +46,9 @@ def assign(sizes: Sequence[int], cap: int, kinds: Sequence[Hashable] | None = No
             buckets.append(bucket)
         bucket.append(index)
         filling[kind] = (bucket, held + size)
-        if held + size >= cap:
+        if held + size >= limits.get(kind, cap if first is None else first):
             del filling[kind]
+            limits[kind] = cap
     return buckets
 
 

@@ -29,18 +29,18 @@ class Reducer:
     Args:
         names, params: The trained parameters, in the order in which the module registered them.
         group: Whose mean it is.
-        cap: Bytes at which a bucket is closed.
+        cap, first: Bytes at which a bucket, and the first one, is closed.
         overlap: Average a bucket when it is full; ``False``: all of them when backward has ended.
         find_unused: Look in the graph for parameters that a forward did not use; they bring zeros.
         hook: Averages a flat buffer (`labkit.data_parallel.hooks`).
     """
 
     def __init__(
-        self, names: list[str], params: list[torch.nn.Parameter], group: dist.ProcessGroup | None, cap: int,
+        self, names: list[str], params: list[torch.nn.Parameter], group: dist.ProcessGroup | None, cap: int, first: int,
         overlap: bool, find_unused: bool, hook: Callable[..., Any],
     ) -> None:  # fmt: skip
         self.names, self.params, self.group = names, params, group
-        self.cap, self.overlap, self.find_unused, self.hook = cap, overlap, find_unused, hook
+        self.cap, self.first, self.overlap, self.find_unused, self.hook = cap, first, overlap, find_unused, hook
         self.sync = True
         self._order: list[int] = []  # in which the gradients of this backward arrived
         self._rebuilt = find_unused  # which parameters are used may change, and with them the order
@@ -62,7 +62,9 @@ class Reducer:
             [self.params[i].nbytes for i in order],
             [(self.params[i].dtype, self.params[i].device) for i in order],
         )
-        self.buckets = [Bucket([order[n] for n in members], self.params) for members in assign(sizes, self.cap, kinds)]
+        self.buckets = [
+            Bucket([order[n] for n in members], self.params) for members in assign(sizes, self.cap, kinds, self.first)
+        ]
         self._home = {i: bucket for bucket in self.buckets for i in bucket.members}
         for i, param in enumerate(self.params):
             if param.grad is not None:

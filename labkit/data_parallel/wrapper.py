@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -31,7 +32,8 @@ class DistributedDataParallel(torch.nn.Module):
         module: Any module with at least one trained parameter, dense gradients, on its device and in its element type
             before it is wrapped.
         group: The data-parallel group; ``None`` is the world.
-        bucket_cap_mb: MiB at which a bucket is closed. After the first backward the buckets are filled again in the
+        bucket_cap_mb, first_bucket_mb: MiB at which a bucket, and the first one, is closed: a small first one leaves
+            early. After the first backward the buckets are filled again in the
             order in which gradients arrived.
         overlap: ``False``: start when backward has ended.
         find_unused_parameters: Parameters that a forward does not use bring zeros, instead of an error.
@@ -52,14 +54,13 @@ class DistributedDataParallel(torch.nn.Module):
     def __init__(
         self, module: torch.nn.Module, group: dist.ProcessGroup | None = None, bucket_cap_mb: float = 25,
         overlap: bool = True, find_unused_parameters: bool = False, broadcast_buffers: bool = True,
+        first_bucket_mb: float = 1,
     ) -> None:  # fmt: skip
         super().__init__()
         check.member(group)
         named = _trained(module)
-        if isinstance(bucket_cap_mb, bool) or not isinstance(bucket_cap_mb, int | float):
-            raise TypeError(f"bucket_cap_mb={bucket_cap_mb!r}: expected a number of MiB, such as 25")
-        if not bucket_cap_mb > 0:
-            raise ValueError(f"bucket_cap_mb={bucket_cap_mb!r}: expected more than 0; 1e-6 is a bucket a parameter")
+        cap = _mib("bucket_cap_mb", bucket_cap_mb)
+        first = min(cap, _mib("first_bucket_mb", first_bucket_mb))
         self.module, self.group, self.broadcast_buffers = module, group, broadcast_buffers
         self._on = named[0][1].device
         agreement.compare(module, group, self._on)
@@ -69,7 +70,7 @@ class DistributedDataParallel(torch.nn.Module):
         self._sync, self._joining, self._source = True, False, 0
         self.reducer = Reducer(
             [name for name, _ in named], [param for _, param in named], group,
-            max(1, int(bucket_cap_mb * 2**20)), overlap, find_unused_parameters, hooks.average,
+            cap, first, overlap, find_unused_parameters, hooks.average,
         )  # fmt: skip
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -171,6 +172,19 @@ class DistributedDataParallel(torch.nn.Module):
         if last:
             self._source = last - 1
         return bool(sync) if last else None
+
+
+def _mib(name: str, given: float) -> int:
+    """In bytes.
+
+    Raises:
+        TypeError, ValueError: It is no size.
+    """
+    if isinstance(given, bool) or not isinstance(given, int | float):
+        raise TypeError(f"{name}={given!r}: expected a number of MiB, such as 25")
+    if not 0 < given < math.inf:
+        raise ValueError(f"{name}={given!r}: expected more than 0; 1e-6 is a bucket a parameter")
+    return max(1, int(given * 2**20))
 
 
 def _trained(module: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from labkit.model import Config, preset
+from labkit.model import Config, Transformer, preset
 from labkit.theory import memory
 from labkit.theory.memory import (
     Recipe,
@@ -98,13 +98,24 @@ def test_parts_and_names():
         "mlp": 12 * (8 * 768**2 + 5 * 768), "norm": 25 * 2 * 768, "head": 0,
     }  # fmt: skip
     assert parameter_parts(replace(config, tied=False))["head"] == 50257 * 768
-    assert list(parameter_shapes(config))[:3] == ["embedding.weight", "positions.weight", "layers.0.norm1.weight"]
+    assert list(parameter_shapes(config))[:3] == [
+        "token_embedding.weight",
+        "position_embedding.weight",
+        "blocks.0.attention_norm.weight",
+    ]
     assert list(parameter_shapes(config))[-1] == "norm.bias"
     assert part_of("head.weight") == "head"
     llama = parameter_shapes(LLAMA)
-    assert llama["layers.2.attention.k.weight"] == (16, 64)
-    assert llama["layers.2.mlp.gate.weight"] == llama["layers.2.mlp.up.weight"] == (176, 64)
-    assert not [name for name in llama if "bias" in name or "positions" in name]
+    assert llama["blocks.2.attention.key.weight"] == (16, 64)
+    assert llama["blocks.2.mlp.gate.weight"] == llama["blocks.2.mlp.up.weight"] == (176, 64)
+    assert not [name for name in llama if "bias" in name or "position" in name]
+
+
+@pytest.mark.parametrize("config", [TINY, replace(TINY, tied=False), LLAMA, preset("gpt_22b"), preset("llama3_8b")])
+def test_shapes_are_the_models_in_its_order(config):
+    model = Transformer(config, device="meta")
+    real = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    assert list(parameter_shapes(config).items()) == list(real.items())
 
 
 def test_thirteen_buckets_and_the_last_holds_the_embedding():
@@ -123,7 +134,7 @@ def test_thirteen_buckets_and_the_last_holds_the_embedding():
 @pytest.mark.parametrize("t", [1, 2])
 def test_tensor_parallel_ranks_hold_parts_of_matrices_and_all_of_the_rest(config, t):
     whole, part = parameter_shapes(config), parameter_shapes(config, t)
-    replicated = [n for n in whole if "norm" in n or "positions" in n or n.endswith(("out.bias", "down.bias"))]
+    replicated = [n for n in whole if "norm" in n or "position" in n or n.endswith(("output.bias", "down.bias"))]
     assert list(whole) == list(part)
     for name in whole:
         assert prod(part[name]) * (1 if name in replicated else t) == prod(whole[name])
@@ -240,13 +251,13 @@ def test_eleven_nineteen_four():
     sbh, ass = s * b * 6144, 64 * s * s * b
     terms = layer_activations(config, s, b)
     assert terms == {
-        "norm 1 input": 2 * sbh, "norm 1 statistics": 4 * s * b, "norm 1 output": 2 * sbh, "queries": 2 * sbh,
-        "keys": 2 * sbh, "values": 2 * sbh, "softmax output": 2 * ass, "attention dropout mask": ass,
+        "attention norm input": 2 * sbh, "attention norm statistics": 4 * s * b, "attention norm output": 2 * sbh,
+        "queries": 2 * sbh, "keys": 2 * sbh, "values": 2 * sbh, "softmax output": 2 * ass, "attention dropout mask": ass,
         "attention dropout output": 2 * ass, "attention output": 2 * sbh, "projection dropout mask": sbh,
-        "norm 2 input": 2 * sbh, "norm 2 statistics": 4 * s * b, "norm 2 output": 2 * sbh, "up output": 8 * sbh,
+        "MLP norm input": 2 * sbh, "MLP norm statistics": 4 * s * b, "MLP norm output": 2 * sbh, "up output": 8 * sbh,
         "GELU output": 8 * sbh, "MLP dropout mask": sbh,
     }  # fmt: skip
-    mlp = terms["norm 2 output"] + terms["up output"] + terms["GELU output"] + terms["MLP dropout mask"]
+    mlp = terms["MLP norm output"] + terms["up output"] + terms["GELU output"] + terms["MLP dropout mask"]
     assert mlp == 19 * sbh
     assert terms.with_name("input").total == 4 * sbh
     assert terms.total - mlp - 4 * sbh - 8 * s * b == 11 * sbh + 5 * ass
@@ -272,23 +283,16 @@ def test_variants_of_the_layer(changes, setup, linear, square):
 
 
 def test_norm_statistics():
-    """Two numbers a token of LayerNorm, one of RMSNorm; the composed one also keeps the normalised value in fp32."""
-    s, b, h = 16, 3, 64
-    statistics = {
-        name: layer_activations(config, s, b, setup).with_name("statistics").total
-        for name, config, setup in (
-            ("gpt", TINY, Setup()), ("cuda", TINY, Setup(statistics_width=4)), ("llama", LLAMA, Setup()),
-            ("composed", LLAMA, Setup(composed_norm=True)), ("parallel", TINY, Setup(tensor_parallel=2)),
-            ("sequence", TINY, Setup(tensor_parallel=2, sequence_parallel=True)),
-        )
-    }  # fmt: skip
-    sb = s * b
-    assert statistics == {
-        "gpt": 8 * sb, "cuda": 16 * sb, "llama": 4 * sb, "composed": 8 * sb, "parallel": 8 * sb, "sequence": 4 * sb,
-    }  # fmt: skip
-    composed = layer_activations(LLAMA, s, b, Setup(composed_norm=True))
-    assert composed["norm 1 input"] == composed["norm 1 normalised"] == 4 * sb * h
-    assert layer_activations(TINY, s, b, Setup(composed_norm=True)) == layer_activations(TINY, s, b)
+    """Two numbers a token of LayerNorm, at the activation's width on a CPU; one of RMSNorm, in fp32 at least."""
+    s, b = 16, 3
+    cases = [
+        (TINY, {}, 2 * 2), (TINY, {"width": 4}, 2 * 4), (TINY, {"statistics_width": 4}, 2 * 4),
+        (LLAMA, {}, 4), (LLAMA, {"width": 4}, 4), (LLAMA, {"width": 8}, 8),
+        (TINY, {"tensor_parallel": 2}, 2 * 2), (TINY, {"tensor_parallel": 2, "sequence_parallel": True}, 2),
+    ]  # fmt: skip
+    for config, setup, each in cases:
+        statistics = layer_activations(config, s, b, Setup(**setup)).with_name("statistics")
+        assert list(statistics.values()) == 2 * [each * s * b], setup
 
 
 def test_llama_layer():
@@ -296,9 +300,7 @@ def test_llama_layer():
     s, b, h, a, g, f = 16, 3, 64, 8, 2, 176
     expected = 2 * s * b * (6 * h + 2 * h * g // a + 4 * f) + 2 * a * s * s * b
     assert without_statistics(LLAMA, s, b) == expected
-    assert without_statistics(LLAMA, s, b, repeat_kv=True) == expected + 2 * s * b * 2 * (h - h * g // a)
-    selective = without_statistics(LLAMA, s, b, repeat_kv=True, recompute="selective")
-    assert selective == expected - 2 * a * s * s * b
+    assert without_statistics(LLAMA, s, b, recompute="selective") == expected - 2 * a * s * s * b
     fused = replace(LLAMA, attention="fused")
     assert without_statistics(fused, s, b) == expected - 2 * a * s * s * b + 4 * a * s * b
 
@@ -350,10 +352,10 @@ LENGTHS, BATCHES = st.integers(1, 20).map(lambda k: 4 * k), st.integers(1, 4)
 
 
 @settings(max_examples=60)
-@given(CONFIGS, LENGTHS, BATCHES, st.booleans())
-def test_parallelism_and_recomputation_never_hold_more(config, s, b, composed):
+@given(CONFIGS, LENGTHS, BATCHES)
+def test_parallelism_and_recomputation_never_hold_more(config, s, b):
     def total(**setup):
-        return layer_activations(config, s, b, Setup(composed_norm=composed, **setup)).total
+        return layer_activations(config, s, b, Setup(**setup)).total
 
     plain = total()
     for t in (2, 4):
@@ -376,9 +378,9 @@ def test_first_and_last_layers():
     for t in (1, 8):
         setup = Setup(tensor_parallel=t, sequence_parallel=True)
         assert embedding_activations(config, s, b, setup)["embedding dropout mask"] == s * b * h // t
-        head = head_activations(config, s, b, setup).without_name("statistics", "indices")
+        head = head_activations(config, s, b, setup).without_name("statistics", "indices", "loss weight")
         assert head.total == 4 * s * b * (h + 51200) // t
-    assert embedding_activations(LLAMA, 16, 3) == {"token indices": 8 * 48}
+    assert embedding_activations(LLAMA, 16, 3) == {"token indices": 8 * 48, "rotary angles": 4 * 16 * 8}
     assert logits(TINY, 16, 3) == {"logits": 2 * 48 * 96, "logits in fp32": 4 * 48 * 96}
     assert logits(TINY, 16, 3, Setup(width=4)) == {"logits": 4 * 48 * 96}
     assert head_activations(TINY, 16, 3, Setup(width=8))["log-softmax"] == 8 * 48 * 96

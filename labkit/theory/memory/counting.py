@@ -13,7 +13,11 @@ from labkit.theory.communication.given import whole
 from labkit.theory.memory.shape import Shape, check_shape, kv_width
 from labkit.theory.memory.terms import Terms
 
-PARTS = ("embedding", "positions", "attention", "mlp", "norm", "head")
+#: Part → what the name of a module of it ends with.
+PARTS = {
+    "embedding": "token_embedding", "positions": "position_embedding", "attention": "attention", "mlp": "mlp",
+    "norm": "norm", "head": "head",
+}  # fmt: skip
 Shapes = dict[str, tuple[int, ...]]
 
 
@@ -55,7 +59,7 @@ def parameter_parts(config: Shape, tensor_parallel: int = 1) -> Terms[int]:
 
 
 def parameter_shapes(config: Shape, tensor_parallel: int = 1) -> Shapes:
-    """Name → shape of every parameter, in the order in which the model registers them.
+    """Name → shape of every parameter, as ``labkit.model.Transformer(config).named_parameters()`` has them.
 
     One entry is one tensor of the optimizer. GPT keeps queries, keys and values in one matrix, as GPT-2 does.
 
@@ -64,18 +68,18 @@ def parameter_shapes(config: Shape, tensor_parallel: int = 1) -> Shapes:
 
     >>> from labkit.model import preset
     >>> shapes = parameter_shapes(preset("gpt2_small"))
-    >>> len(shapes), shapes["layers.0.attention.qkv.weight"]
+    >>> len(shapes), shapes["blocks.0.attention.qkv.weight"]
     (148, (2304, 768))
     """
     check_shape(config, tensor_parallel)
     h, gpt = config.hidden, config.dialect == "gpt"
     vocabulary = (config.vocab // tensor_parallel, h)
-    shapes: Shapes = {"embedding.weight": vocabulary}
+    shapes: Shapes = {"token_embedding.weight": vocabulary}
     if gpt:
-        shapes["positions.weight"] = (config.positions, h)
+        shapes["position_embedding.weight"] = (config.positions, h)
     layer = _gpt_layer(config, tensor_parallel) if gpt else _llama_layer(config, tensor_parallel)
     for i in range(config.layers):
-        shapes |= {f"layers.{i}.{name}": shape for name, shape in layer.items()}
+        shapes |= {f"blocks.{i}.{name}": shape for name, shape in layer.items()}
     shapes |= _norm("norm", h, gpt)
     if not config.tied:
         shapes["head.weight"] = vocabulary
@@ -85,22 +89,21 @@ def parameter_shapes(config: Shape, tensor_parallel: int = 1) -> Shapes:
 def part_of(name: str) -> str:
     """The part that a parameter belongs to.
 
-    >>> part_of("layers.3.norm1.weight"), part_of("layers.3.mlp.up.bias")
+    >>> part_of("blocks.3.attention_norm.weight"), part_of("blocks.3.mlp.up.bias")
     ('norm', 'mlp')
     """
-    words = [word.rstrip("12") for word in name.split(".")]
-    return next(part for part in PARTS if part in words)
+    return next(part for part, ending in PARTS.items() if any(word.endswith(ending) for word in name.split(".")))
 
 
 def _gpt_layer(config: Shape, t: int) -> Shapes:
     h, f, qkv = config.hidden, config.ffn // t, (config.hidden + 2 * kv_width(config)) // t
     return {
-        **_norm("norm1", h, bias=True),
+        **_norm("attention_norm", h, bias=True),
         "attention.qkv.weight": (qkv, h),
         "attention.qkv.bias": (qkv,),
-        "attention.out.weight": (h, h // t),
-        "attention.out.bias": (h,),  # row-parallel: added once, after the reduce, so each rank has all of it
-        **_norm("norm2", h, bias=True),
+        "attention.output.weight": (h, h // t),
+        "attention.output.bias": (h,),  # row-parallel: added once, after the reduce, so each rank has all of it
+        **_norm("mlp_norm", h, bias=True),
         "mlp.up.weight": (f, h),
         "mlp.up.bias": (f,),
         "mlp.down.weight": (h, f),
@@ -111,12 +114,12 @@ def _gpt_layer(config: Shape, t: int) -> Shapes:
 def _llama_layer(config: Shape, t: int) -> Shapes:
     h, f, kv = config.hidden, config.ffn // t, kv_width(config) // t
     return {
-        **_norm("norm1", h, bias=False),
-        "attention.q.weight": (h // t, h),
-        "attention.k.weight": (kv, h),
-        "attention.v.weight": (kv, h),
-        "attention.out.weight": (h, h // t),
-        **_norm("norm2", h, bias=False),
+        **_norm("attention_norm", h, bias=False),
+        "attention.query.weight": (h // t, h),
+        "attention.key.weight": (kv, h),
+        "attention.value.weight": (kv, h),
+        "attention.output.weight": (h, h // t),
+        **_norm("mlp_norm", h, bias=False),
         "mlp.gate.weight": (f, h),
         "mlp.up.weight": (f, h),
         "mlp.down.weight": (h, f),

@@ -140,7 +140,7 @@ def held(
     units: Counter[str] = Counter()
     for name, shape in shapes.items():
         words = name.split(".")
-        units[".".join(words[:2]) if words[0] == "layers" else words[0]] += prod(shape)
+        units[".".join(words[:2]) if words[0] == "blocks" else words[0]] += prod(shape)
     buffers = logits(config, s, b, setup)
     if stage >= 2 and ranks > 1:
         buffers["gradients before reduction"] = made.gradients * max(units.values())

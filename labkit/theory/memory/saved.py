@@ -65,9 +65,11 @@ def layer_activations(config: Shape, s: int, b: int, setup: Setup = PLAIN) -> Te
     norm's mean and reciprocal deviation, which the papers leave out, are terms of their own ("statistics").
     Llama's MLP keeps four tensors of its inner width instead of two.
 
-    Assumptions: the residual stream has the width of the other activations; softmax is computed at that width; a
-    causal mask and rotary tables are shared by all layers (buffers, not counted here); a dropout of 0 keeps nothing;
-    fused attention keeps a fp32 log-sum-exp and no mask (with dropout inside, torch on a CPU keeps more); a
+    Assumptions: the residual stream has the width of the other activations; softmax is computed at that width; the
+    causal mask is added, which keeps nothing; rotary angles are shared by all layers (`embedding_activations`); keys
+    that several heads share are not copied for each of them; RMSNorm keeps its input and one fp32 number a token, as
+    labkit's does and torch's on CUDA (torch's on a CPU keeps two fp32 copies of a 16-bit input); a dropout of 0 keeps
+    nothing; fused attention keeps a fp32 log-sum-exp and no mask (with dropout inside, torch on a CPU keeps more); a
     checkpoint's random number state is not counted.
 
     Args:
@@ -94,19 +96,24 @@ def layer_activations(config: Shape, s: int, b: int, setup: Setup = PLAIN) -> Te
 
 
 def embedding_activations(config: Shape, s: int, b: int, setup: Setup = PLAIN) -> Terms[int]:
-    """Bytes kept before the first layer: token indices (int64, on every rank), and the dropout's mask.
+    """Bytes kept before the first layer, or for all of them: indices (int64), the dropout's mask, rotary angles.
 
-    The sum of both embeddings is the first layer's input and counted there.
+    Indices and angles (cosines and sines of d/2 pairs a token, in fp32 at least) are whole on every rank. What the
+    embeddings put out is the first layer's input and counted there.
 
     Raises:
         TypeError, ValueError: As `layer_activations`.
 
     >>> from labkit.model import preset
     >>> embedding_activations(preset("gpt2_small"), s=1024, b=1)
-    {'token indices': 8192, 'embedding dropout mask': 786432}
+    {'token indices': 8192, 'position indices': 8192, 'embedding dropout mask': 786432}
     """
     sizes = sizes_of(config, s, b, setup)
     terms = Terms({"token indices": 8 * s * b})
+    if config.dialect == "gpt":
+        terms["position indices"] = 8 * s
+    else:
+        terms["rotary angles"] = _at_least_fp32(setup) * s * config.hidden // config.heads
     if config.dropout:
         terms["embedding dropout mask"] = sizes.mask
     return terms
@@ -115,8 +122,9 @@ def embedding_activations(config: Shape, s: int, b: int, setup: Setup = PLAIN) -
 def head_activations(config: Shape, s: int, b: int, setup: Setup = PLAIN) -> Terms[int]:
     """Bytes kept after the last layer: the final norm's and the head's inputs, the loss's log-softmax and targets.
 
-    The loss is computed in fp32, or wider; its log-softmax of s·b·V elements is what backward needs. With t ranks
-    each has its part of the vocabulary. Korthikanti et al. (2022), section 4.3: 4sbh/t·(1 + V/h) in all.
+    The loss is computed in fp32, or wider; its log-softmax of s·b·V elements is what backward needs, beside targets and
+    one scalar of torch's own. With t ranks each has its part of the vocabulary. Korthikanti et al. (2022), section
+    4.3: 4sbh/t·(1 + V/h) in all.
 
     Raises:
         TypeError, ValueError: As `layer_activations`.
@@ -129,8 +137,9 @@ def head_activations(config: Shape, s: int, b: int, setup: Setup = PLAIN) -> Ter
     return Terms({
         **_norm_terms("final norm", sizes),
         "head input": sizes.gathered,
-        "log-softmax": _loss_width(setup) * s * b * config.vocab // setup.tensor_parallel,
+        "log-softmax": _at_least_fp32(setup) * s * b * config.vocab // setup.tensor_parallel,
         "target indices": 8 * s * b,
+        "loss weight": _at_least_fp32(setup),
     })  # fmt: skip
 
 
@@ -150,8 +159,8 @@ def logits(config: Shape, s: int, b: int, setup: Setup = PLAIN) -> Terms[int]:
     check_shape(config, setup.tensor_parallel)
     elements = s * b * config.vocab // setup.tensor_parallel
     terms = Terms({"logits": setup.width * elements})
-    if setup.width < _loss_width(setup):
-        terms["logits in fp32"] = _loss_width(setup) * elements
+    if setup.width < _at_least_fp32(setup):
+        terms["logits in fp32"] = _at_least_fp32(setup) * elements
     return terms
 
 
@@ -177,13 +186,11 @@ def attention_crossover(config: Shape, setup: Setup = PLAIN) -> float:
 
 def _attention(sizes: Sizes) -> dict[str, int]:
     config, setup = sizes.config, sizes.setup
-    # where the core is recomputed, its inputs are kept as they were before any copy for each query head
-    copied = setup.repeat_kv and setup.recompute != "selective"
-    keys = sizes.cut(config.hidden if copied else kv_width(config))
+    keys = sizes.cut(kv_width(config))
     core = _core(sizes) if setup.recompute != "selective" else {}
     return {
-        **_norm_terms("norm 1", sizes),
-        "norm 1 output": sizes.gathered,
+        **_norm_terms("attention norm", sizes),
+        "attention norm output": sizes.gathered,
         "queries": sizes.cut(config.hidden),
         "keys": keys,
         "values": keys,
@@ -210,25 +217,22 @@ def _mlp(sizes: Sizes) -> dict[str, int]:
     names = ("up output", "GELU output") if config.dialect == "gpt" else (
         "gate output", "SiLU output", "up output", "gated product")  # fmt: skip
     return {
-        **_norm_terms("norm 2", sizes),
-        "norm 2 output": sizes.gathered,
+        **_norm_terms("MLP norm", sizes),
+        "MLP norm output": sizes.gathered,
         **dict.fromkeys(names, inner),
         **({"MLP dropout mask": sizes.mask} if config.dropout else {}),
     }
 
 
 def _norm_terms(name: str, sizes: Sizes) -> dict[str, int]:
-    """LayerNorm keeps a mean and a reciprocal deviation for each token, RMSNorm only the latter."""
-    setup, gpt = sizes.setup, sizes.config.dialect == "gpt"
-    if setup.composed_norm and not gpt:
-        wide = max(4, setup.width)
-        kept = wide * sizes.tokens * sizes.config.hidden
-        return {f"{name} input": kept, f"{name} normalised": kept, f"{name} statistics": wide * sizes.tokens}
-    width = setup.width if setup.statistics_width is None else setup.statistics_width
-    return {f"{name} input": sizes.stream, f"{name} statistics": width * sizes.tokens * (2 if gpt else 1)}
+    """LayerNorm keeps a mean and a reciprocal deviation for each token; RMSNorm only the latter, in fp32 at least."""
+    setup = sizes.setup
+    narrow = setup.width if setup.statistics_width is None else setup.statistics_width
+    each = 2 * narrow if sizes.config.dialect == "gpt" else _at_least_fp32(setup)
+    return {f"{name} input": sizes.stream, f"{name} statistics": each * sizes.tokens}
 
 
-def _loss_width(setup: Setup) -> int:
+def _at_least_fp32(setup: Setup) -> int:
     return max(4, setup.width)
 
 

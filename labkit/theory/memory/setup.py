@@ -16,17 +16,13 @@ class Setup:
         width: Bytes of an activation's element: 2 for bf16 and fp16, 4 for fp32.
         mask_width: Bytes of a dropout mask's element: 1 as `torch.native_dropout` keeps it; `width` for `F.dropout`
             on a CPU.
-        statistics_width: Bytes of a norm's mean or reciprocal deviation; default: `width`, as LayerNorm has it on a
-            CPU. On CUDA 4.
+        statistics_width: Bytes of a LayerNorm's mean or reciprocal deviation; default: `width`, as on a CPU. On CUDA 4.
         tensor_parallel: t, the ranks that share each layer.
         sequence_parallel: Whether the regions around norms and dropout are cut along the sequence, over the same t.
         keep_gathered: With sequence parallelism: whether the gathered input of a column-parallel product is kept for
             backward (no third communication) or gathered again (Korthikanti's way).
         recompute: ``"none"``; ``"selective"``: scores, softmax and its dropout are computed again; ``"full"``: each
             layer keeps its input only.
-        repeat_kv: Whether shared keys and values are copied to every query head before the product, and so kept.
-        composed_norm: Whether RMSNorm is made of elementary operations in fp32, as torch does on a CPU. Then its
-            input and the normalised value are both kept in fp32, or wider. A fused one keeps its input only.
 
     Raises:
         TypeError, ValueError: A width or t that is no whole number above 0, an unknown way of recomputing, a part of
@@ -40,8 +36,6 @@ class Setup:
     sequence_parallel: bool = False
     keep_gathered: bool = False
     recompute: str = "none"
-    repeat_kv: bool = False
-    composed_norm: bool = False
 
     def __post_init__(self) -> None:
         for name in ("width", "mask_width", "tensor_parallel"):

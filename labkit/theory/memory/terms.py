@@ -25,8 +25,8 @@ class Terms(dict[str, N]):
     def with_name(self, *words: str) -> Terms[N]:
         """The terms whose names contain one of the words.
 
-        >>> Terms({"norm 1 input": 2, "queries": 3}).with_name("norm")
-        {'norm 1 input': 2}
+        >>> Terms({"attention norm input": 2, "queries": 3}).with_name("norm")
+        {'attention norm input': 2}
         """
         return Terms({name: value for name, value in self.items() if any(word in name for word in words)})
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 
-SUBJECTS = ("collectives", "launch")
+SUBJECTS = ("collectives", "data_parallel", "launch", "memory")
 
 
 def main(arguments: list[str]) -> int:

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-#: From "not yet" to "done".
+#: Kinds of verdict, from "not yet" to "done"; `labkit.checks.verdict` has no others.
 ORDER = ("not_attempted", "crashed", "deadlocked", "wrong", "borrowed", "wasteful", "right")
 
 

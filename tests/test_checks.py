@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import inspect
+import time
+
+import numpy as np
 import pytest
+import torch
+import torch.distributed as dist
 
 import labkit
-from labkit.checks import exercises
+from labkit.checks import exercises, verdict
 from labkit.checks.exercise import Case
+from labkit.checks.exercises import ring_reduce_scatter as scatter
 from labkit.checks.judge import judge
+from labkit.checks.look import Outcome
+from labkit.checks.shrink import CRASHES, MOST, smallest
 from labkit.checks.verdict import Verdict
+from labkit.progress import ORDER
 
 ALL = [exercises.get(name) for name in exercises.NAMES]
 #: The core exercise's in every test run, the others' in the soak.
@@ -73,27 +83,292 @@ def test_hints_come_one_by_one_and_the_solution_after_an_attempt():
     assert labkit.solution("exchange").startswith("def exchange(")
 
 
-def test_the_first_failing_case_is_the_smallest():
-    """Only worlds that are no power of two fail, and only where the tensor does not divide."""
-    solution = exercises.get("ring_reduce_scatter").solution
+def copied(fn):
+    """A function as a learner has it who typed it in: the same source, in a namespace of its own."""
+    space = {"torch": torch, "dist": dist, "device": labkit.device, "__name__": "__main__"}
+    exec(compile(inspect.getsource(fn), "<cell>", "exec"), space)
+    return space[fn.__name__]
 
-    def picky(tensor):
-        import torch.distributed as dist
 
-        if dist.get_world_size() == 3 and tensor.numel() % 3:
+SOLUTION = copied(exercises.get("ring_reduce_scatter").solution)
+
+# The smallest case
+
+
+def wrong_where(is_wrong):
+    def spoiled(tensor):
+        SOLUTION(tensor)
+        if is_wrong(dist.get_world_size(), tensor):
             tensor += 1
-        solution(tensor)
 
-    verdict = labkit.check("ring_reduce_scatter", picky)
-    assert verdict.kind == "wrong"
-    assert verdict.where == "world 3, 5 elements"
+    return spoiled
+
+
+@pytest.mark.parametrize(
+    ("is_wrong", "where"),
+    [
+        (lambda world, tensor: world == 3 and tensor.numel() >= 4, "world 3, 4 elements"),
+        (lambda world, tensor: world == 3 and tensor.numel() % 3, "world 3, 4 elements"),
+        (lambda world, tensor: tensor.numel() >= 7, "world 2, 7 elements"),
+        (lambda world, tensor: world > 3, "world 4, 4 elements"),
+        (lambda world, tensor: tensor.dtype == torch.uint8, "world 2, 2 elements, uint8"),
+        (lambda world, tensor: tensor.is_floating_point(), "world 2, 2 elements, float32"),
+        (lambda world, tensor: tensor.numel() > 999, "world 2, 1,000 elements"),
+        (lambda world, tensor: tensor.numel() == 2**18, "world 2, 262,144 elements"),
+        (lambda world, tensor: tensor.numel() < world, "world 3, 2 elements"),
+    ],
+)
+def test_the_smallest_case_that_fails_is_shown(is_wrong, where):
+    verdict = labkit.check("ring_reduce_scatter", wrong_where(is_wrong))
+    assert (verdict.kind, verdict.where.replace(", float32", "")) == ("wrong", where.replace(", float32", ""))
+    assert where in verdict.where
+
+
+def test_a_smaller_case_fails_in_the_same_way():
+    """Of a function with two faults only the one that was found first is followed."""
+
+    def raises(tensor):
+        if tensor.numel() == 4:
+            raise KeyError("another")
+        if tensor.numel() in (3, 5):
+            raise ValueError("this one")
+        SOLUTION(tensor)
+
+    verdict = labkit.check("ring_reduce_scatter", raises)
+    assert (verdict.kind, verdict.where) == ("crashed", "world 2, 3 elements")
+    assert "this one" in str(verdict)
+
+
+def test_a_smaller_hang_is_found_at_the_price_of_one():
+    def hangs(tensor):
+        if tensor.numel() > 4:
+            dist.recv(tensor, (dist.get_rank() + 1) % dist.get_world_size())
+        SOLUTION(tensor)
+
+    verdict = labkit.check("ring_reduce_scatter", hangs)
+    assert (verdict.kind, verdict.where) == ("deadlocked", "world 2, 5 elements")
+
+
+def searched(kind, case, fails, passed=()):
+    """What `smallest` finds without any rank, and the cases that it looked at."""
+    seen = []
+
+    def look(one):
+        seen.append(one)
+        return Outcome(kind if fails(one) else "right", one)
+
+    found = smallest(Outcome(kind, case), passed, look, lambda one: one.elements >= one.ranks)
+    return found.case, seen
+
+
+def test_the_search_is_bounded():
+    large = Case(4, 2**18, "numbers", "float32")
+    found, seen = searched("wrong", large, lambda one: one.elements > 100_000 and one.ranks > 2)
+    assert found == Case(3, 100_001)
+    assert len(seen) <= MOST
+    assert searched("wrong", large, lambda one: False) == (large, searched("wrong", large, lambda one: False)[1])
+    _, hung = searched("deadlocked", Case(4, 10), lambda one: True)
+    assert len(hung) == 1
+    _, crashed = searched("crashed", Case(4, 10), lambda one: True)
+    assert len(crashed) <= CRASHES
+    case, seen = searched("wrong", Case(4, 5, "numbers", more=3), lambda one: one.more < 3, [Case(3, 5)])
+    assert case == Case(2, 2)
+    assert Case(3, 5) not in seen
+
+
+# What was seen
+
+
+def facts(name, fn):
+    return str(labkit.check(name, fn)).splitlines()
+
+
+def test_another_chunk_than_ones_own_is_whole():
+    own = copied(scatter._run)
+    seen = facts("ring_reduce_scatter", lambda tensor: own(tensor, 1, dist.get_world_size(), shift=1))
+    assert "  rank 0 ends with chunk 1 whole; chunk 0 was asked for" in seen
+
+
+def test_all_messages_go_the_other_way():
+    def turned(tensor):
+        rank, world = dist.get_rank(), dist.get_world_size()
+        chunks = tensor.tensor_split(world)
+        for step in range(1, world):
+            incoming = chunks[(rank - step - 1) % world]
+            arriving = torch.empty_like(incoming)
+            for work in [dist.isend(chunks[(rank - step) % world], (rank - 1) % world),
+                         dist.irecv(arriving, (rank + 1) % world)]:  # fmt: skip
+                work.wait()
+            incoming += arriving
+
+    seen = facts("ring_reduce_scatter", turned)
+    assert seen[0] == "✗ crashed · ring_reduce_scatter · world 3, 4 elements"  # sizes that do not meet
+    assert "  every message goes from rank r to rank r − 1; the ring goes to r + 1" in seen
+
+
+def test_a_tensor_that_was_never_changed():
+    def ignores(tensor):
+        SOLUTION(tensor.clone())
+
+    def returns(tensor):
+        SOLUTION(own := tensor.clone())
+        return own
+
+    told = "  messages came to rank 0, and its tensor is as it was at first"
+    assert told in facts("ring_reduce_scatter", ignores)
+    assert f"{told}; what the function returns is not looked at" in facts("ring_all_reduce", returns)
+
+
+def test_a_receive_that_is_never_waited_for():
+    def hasty(tensor):
+        rank, world = dist.get_rank(), dist.get_world_size()
+        chunks, works = tensor.tensor_split(world), []
+        for step in range(1, world):
+            incoming = chunks[(rank - step - 1) % world]
+            arriving = torch.zeros_like(incoming)
+            works = [dist.isend(chunks[(rank - step) % world], (rank + 1) % world),
+                     dist.irecv(arriving, (rank - 1) % world)]  # fmt: skip
+            works[0].wait()
+            incoming += arriving
+
+    seen = "\n".join(facts("ring_reduce_scatter", hasty))
+    assert "rank 0 started a receive from rank 1 and never waited" in seen
+    assert "twice" not in seen
+    assert "astray" not in seen
 
 
 def test_a_picture_comes_with_a_ring_that_goes_astray():
     wrong = {w.fn.__name__: w.fn for w in exercises.get("ring_reduce_scatter").wrong}
-    verdict = labkit.check("ring_reduce_scatter", wrong["adds_twice"])
+    verdict = judge(exercises.get("ring_reduce_scatter"), wrong["adds_twice"])
     assert verdict.picture is not None
     assert "twice" in str(verdict.picture)
+
+
+# Borrowed
+
+
+def calls_the_group(tensor):
+    dist.distributed_c10d._get_default_group().allreduce(tensor).wait()
+
+
+def calls_the_backend(tensor):
+    dist.distributed_c10d._get_default_group()._get_backend(tensor.device).allreduce([tensor]).wait()
+
+
+def calls_the_transport(tensor):
+    dist.distributed_c10d._get_default_group().transport.allreduce([tensor]).wait()
+
+
+def sends_past_the_group(tensor):
+    """The trace would count no bytes of these messages."""
+    backend = dist.distributed_c10d._get_default_group()._get_backend(tensor.device)
+    rank, world, total = dist.get_rank(), dist.get_world_size(), tensor.clone()
+    for distance in range(1, world):
+        sent, arriving = backend.send([tensor], (rank + distance) % world, 0), torch.empty_like(tensor)
+        backend.recv([arriving], (rank - distance) % world, 0).wait()
+        sent.wait()
+        total += arriving
+    tensor.copy_(total)
+
+
+def uses_the_algorithm(tensor):
+    from labkit.collectives import ring
+    from labkit.collectives.peers import Peers
+    from labkit.collectives.reduction import Reduction
+
+    ring.all_reduce(Peers(None), tensor, Reduction("sum", tensor.dtype))
+
+
+def calls_the_solution(tensor):
+    from labkit.checks.exercises.ring_all_reduce import EXERCISE
+
+    EXERCISE.solution(tensor)
+
+
+@pytest.mark.parametrize(
+    ("fn", "name"),
+    [
+        (calls_the_group, "dist.all_reduce"),
+        (calls_the_backend, "backend.allreduce"),
+        (calls_the_transport, "backend.allreduce"),
+        (sends_past_the_group, "backend.send"),
+        (uses_the_algorithm, "collectives.ring.all_reduce"),
+        (calls_the_solution, "checks.exercises.ring_all_reduce.ring_all_reduce"),
+        (exercises.get("ring_all_reduce").solution, "this function is one of labkit's own"),
+    ],
+)
+def test_what_does_the_exercise_is_borrowed(fn, name):
+    verdict = labkit.check("ring_all_reduce", fn)
+    assert verdict.kind == "borrowed", str(verdict)
+    assert name in str(verdict)
+
+
+# Not written yet
+
+
+def test_a_stub_on_one_rank_or_after_a_message_is_a_crash():
+    def on_rank_1(tensor):
+        if dist.get_rank() == 1:
+            raise NotImplementedError
+        SOLUTION(tensor)
+
+    def half_written(tensor):
+        SOLUTION(tensor)
+        raise NotImplementedError
+
+    one, half = labkit.check("ring_reduce_scatter", on_rank_1), labkit.check("ring_all_reduce", half_written)
+    assert one.kind == half.kind == "crashed"
+    assert "not written yet on rank 1 of 2" in str(one)
+    assert "not written yet on rank 0, 1 of 2" in str(half)
+
+
+# Memory, output, words
+
+
+def test_arrays_of_numpy_and_lists_are_counted():
+    def hoards_arrays(tensor):
+        kept = [tensor.numpy().copy() for _ in range(2)]
+        SOLUTION(tensor)
+        assert kept
+
+    def hoards_numbers(tensor):
+        kept = tensor.tolist()
+        SOLUTION(tensor)
+        assert kept
+
+    def through_numpy(tensor):
+        rank, world = dist.get_rank(), dist.get_world_size()
+        chunks = tensor.tensor_split(world)
+        for step in range(1, world):
+            incoming = chunks[(rank - step - 1) % world]
+            arriving = torch.from_numpy(np.empty_like(incoming.numpy()))
+            for work in [dist.isend(chunks[(rank - step) % world], (rank + 1) % world),
+                         dist.irecv(arriving, (rank - 1) % world)]:  # fmt: skip
+                work.wait()
+            incoming.numpy()[:] += arriving.numpy()
+
+    for hoards in (hoards_arrays, hoards_numbers):
+        verdict = labkit.check("ring_reduce_scatter", hoards)
+        assert verdict.kind == "wasteful"
+        assert "held by a rank" in str(verdict)
+    assert labkit.check("ring_reduce_scatter", through_numpy).right
+
+
+def test_output_of_one_case_is_shown_and_no_noise(capsys):
+    def talks(tensor):
+        print(f"{dist.get_world_size()} ranks, {tensor.numel()} elements")
+        SOLUTION(tensor)
+
+    assert labkit.check("ring_reduce_scatter", talks).right
+    assert capsys.readouterr().out == "rank 0 │ 2 ranks, 2 elements\nrank 1 │ 2 ranks, 2 elements\n"
+    receives_as_float = copied(scatter.receives_as_float)
+    assert labkit.check("ring_reduce_scatter", receives_as_float).kind == "crashed"
+    assert capsys.readouterr() == ("", "")
+
+
+def test_each_kind_has_a_sign_and_words():
+    assert list(verdict.SIGNS) == list(ORDER)
+    assert all(verdict.kind_in_words(kind) for kind in ORDER)
 
 
 def test_a_verdict_holds_only_what_was_seen():

@@ -10,24 +10,54 @@ from labkit.checks.trial import attempt
 from labkit.show import ring
 from labkit.show.steps import Steps, counts, read
 from labkit.show.words import say
+from labkit.trace import Trace
 
 
-def story(
-    exercise: Exercise, case: Case, run: labkit.Run, expected: list[Any], bad: list[int]
-) -> tuple[list[str], Any]:
+def story(exercise: Exercise, case: Case, run: labkit.Run) -> tuple[tuple[str, ...], Any]:
     """Lines, and the learner's own run as a picture where it can be drawn."""
-    lines = [_result(case, rank := bad[0], run.values[rank].value, expected[rank])]
-    if exercise.tells is not None:
-        lines = [exercise.tells(case, [t.value for t in run.values], bad)]
-    if not exercise.ring or case.kind != "parts":
-        return lines, None
+    expected, values = exercise.expected(case), [t.value for t in run.values]
+    bad = exercise.compare(case, values, expected)
+    rank = bad[0]
+    told = exercise.tells(case, values, bad) if exercise.tells else _result(case, rank, values[rank], expected[rank])
+    lines = [*(turned(run.trace) if exercise.ring else []), *run.leftovers[:2], told]
+    early = any(e.kind == "recv" and e.end is None for e in run.trace.events)  # then what was held when is chance
+    if early or not exercise.ring or case.kind != "parts":
+        return tuple(lines), None
+    if _is_untouched(run, rank):
+        lines.insert(0, say("check.returned" if run.values[rank].returned else "check.untouched", rank=rank))
     try:
         mine = read(run.trace, "ring")
         picture = ring(run.trace)
     except ValueError:  # nothing was sent, or something else than the tensor was reduced
-        return lines, None
-    reference = labkit.run(attempt, exercise, exercise.solution, case, ranks=case.ranks, device="cpu")
-    return [*_first_difference(mine, read(reference.trace, "ring")), *lines], picture
+        return tuple(lines), None
+    done = labkit.run(attempt, exercise, exercise.solution, case, ranks=case.ranks, device="cpu")
+    theirs = read(done.trace, "ring")
+    facts = [*_first_difference(mine, theirs), *_other_chunk(mine, theirs, rank)]
+    return (*facts, *lines), picture
+
+
+def _is_untouched(run: labkit.Run, rank: int) -> bool:
+    """Whether messages came to a rank, and its tensor is as it was at first."""
+    mine = [e for e in run.trace.of(rank) if e.after is not None]
+    return any(e.kind == "recv" for e in mine) and all(e.after == mine[0].after for e in mine)
+
+
+def turned(trace: Trace) -> list[str]:
+    """Whether all messages go the other way round the ring. Of two ranks there is only one way."""
+    sends = [e for e in trace.events if e.kind == "send" and e.peer is not None]
+    if trace.ranks > 2 and sends and all((e.rank - (e.peer or 0)) % trace.ranks == 1 for e in sends):
+        return [say("check.turned")]
+    return []
+
+
+def _other_chunk(mine: Steps, theirs: Steps, rank: int) -> list[str]:
+    """Whether a rank ends with another chunk whole than the one that it was asked for."""
+    have, want = (
+        {c for c in range(s.chunks) if s.done(s.total, rank, c)} for s in (mine, theirs)
+    )  # fmt: skip
+    if have - want and want - have:
+        return [say("check.other_chunk", rank=rank, have=min(have - want), want=min(want - have))]
+    return []
 
 
 def _first_difference(mine: Steps, theirs: Steps) -> list[str]:

@@ -41,7 +41,8 @@ class Cost:
     Attributes:
         nbytes, messages: That it sends.
         rounds: Of the whole world: the longest chain of messages each of which had to wait for the one before.
-        peak: Most bytes held at once in tensors that the function made.
+        peak: Most bytes held at once in tensors and NumPy arrays that the function made. Told of large tensors only: a
+            scalar more is no fault.
     """
 
     nbytes: int | None = None
@@ -59,6 +60,15 @@ class Wrong:
     says: str = ""
 
 
+def anything(case: Case) -> bool:
+    return True
+
+
+def full_chunks(case: Case) -> bool:
+    """Whether every rank's chunk holds something, so that a picture shows all that happens."""
+    return case.elements >= case.ranks
+
+
 def differing(case: Case, values: list[Any], expected: list[Any]) -> list[int]:
     """The ranks whose value is not the expected one."""
     return [rank for rank, value in enumerate(values) if value != expected[rank]]
@@ -71,7 +81,7 @@ class Exercise:
     Attributes:
         name: Of the function, and what `labkit.check` is given.
         number, core: Its number in the chapter, and whether the chapter is not done without it.
-        cases: Smallest first: the first that fails is what the learner is shown.
+        cases: Smallest first. Of the first that fails, a smaller one that fails as well is what the learner is shown.
         call: ``call(fn, case)``, on every rank: make the tensors, call the learner's function, return what it made, as
             plain lists.
         expected: ``expected(case)``: what `call` should return on rank 0, 1, …; computed without any rank.
@@ -80,6 +90,7 @@ class Exercise:
         hints: Gives three: a question; the state expected after step 1; pseudo-code with a blank.
         wrong: Solutions that a test proves to be rejected.
         ring: Whether the case's tensor is watched, so that `labkit.show.ring` can draw what went wrong.
+        legal: ``legal(case)``: whether a case that is smaller than one of `cases` may be shown.
         compare: ``compare(case, values, expected)``: the ranks that are wrong; by default those that differ.
         tells: ``tells(case, values, wrong ranks)``: what is wrong, where "expected … got …" would not say it.
     """
@@ -95,5 +106,6 @@ class Exercise:
     hints: Callable[[], tuple[str, str, str]]
     wrong: tuple[Wrong, ...]
     ring: bool = False
+    legal: Callable[[Case], bool] = anything
     compare: Callable[[Case, list[Any], list[Any]], list[int]] = differing
     tells: Callable[[Case, list[Any], list[int]], str] | None = None

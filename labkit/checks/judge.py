@@ -8,43 +8,46 @@ from typing import Any
 import labkit
 from labkit.checks import astray
 from labkit.checks.exercise import Case, Cost, Exercise
-from labkit.checks.trial import Tried, attempt
+from labkit.checks.look import GLANCE, LIMIT, Outcome, look, look_once
+from labkit.checks.shrink import smallest
+from labkit.checks.trial import is_large
 from labkit.checks.verdict import Verdict
-from labkit.collectives import ALGORITHMS
 from labkit.show.words import count, say
 from labkit.trace import Trace
 from labkit.world.failure import Row
 from labkit.world.place import shown_place
 
-#: Seconds for a case. A right solution takes milliseconds; where nobody waits in a circle, more is granted once.
-LIMIT, PATIENCE = 3.0, 30.0
+__all__ = ["LIMIT", "costs", "judge", "rounds", "where"]
 
 
 def judge(exercise: Exercise, fn: Callable[..., Any]) -> Verdict:
-    """Try the function on each case, smallest first, and stop at the first that fails."""
-    spent: list[tuple[Case, list[Cost]]] = []
+    """Try the function on each case, stop at the first that fails, and tell of the smallest that fails like it.
+
+    What the ranks print is shown of that case alone, or of the first when none fails.
+    """
+    seen: list[Outcome] = []
     for case in exercise.cases:
-        try:
-            run = _tried(exercise, fn, case)
-        except labkit.RunTimeout as stuck:
-            return _deadlocked(exercise, case, stuck)
-        except labkit.RunFailed as failure:
-            return _crashed(exercise, case, failure)
-        if verdict := _wrong(exercise, case, run):
-            return verdict
-        spent.append((case, costs(run)))
+        outcome = look(exercise, fn, case)
+        if outcome.kind != "right":
+            shown = _smallest(exercise, fn, outcome, [o.case for o in seen])
+            _print(shown)
+            return _told(exercise, shown)
+        seen.append(outcome)
+    _print(seen[0])
+    spent = [(o.case, costs(o.run)) for o in seen if o.run is not None]
     return _over_budget(exercise, spent) or Verdict(exercise.name, "right", "", (_all_right(exercise), *_spent(spent)))
 
 
-def _tried(exercise: Exercise, fn: Callable[..., Any], case: Case) -> labkit.Run:
-    """A run of one case. A time-out counts only if somebody waits for a message that is not under way."""
-    try:
-        return labkit.run(attempt, exercise, fn, case, ranks=case.ranks, device="cpu", timeout=LIMIT)
-    except labkit.RunTimeout as stuck:
-        waits = [row for row in stuck.table if row.state == "waiting" and row.waits_for]
-        if waits and all(row.state != "running" for row in stuck.table):
-            raise
-        return labkit.run(attempt, exercise, fn, case, ranks=case.ranks, device="cpu", timeout=PATIENCE)
+def _smallest(exercise: Exercise, fn: Callable[..., Any], found: Outcome, passed: list[Case]) -> Outcome:
+    if found.kind not in ("wrong", "crashed", "deadlocked"):
+        return found
+    limit = GLANCE if found.kind == "deadlocked" else LIMIT
+    return smallest(found, passed, lambda case: look_once(exercise, fn, case, limit), exercise.legal)
+
+
+def _print(outcome: Outcome) -> None:
+    if text := outcome.output:
+        print(text)
 
 
 def where(case: Case) -> str:
@@ -53,32 +56,28 @@ def where(case: Case) -> str:
     return ", ".join(told if case.dtype == "int64" else [*told, case.dtype])
 
 
-def _wrong(exercise: Exercise, case: Case, run: labkit.Run) -> Verdict | None:
-    tried: list[Tried] = run.values
-    if not any(t.attempted for t in tried):
+def _told(exercise: Exercise, outcome: Outcome) -> Verdict:
+    """A case that was not right, in words."""
+    case, run, failure = outcome.case, outcome.run, outcome.failure
+    picture = None
+    lines: tuple[str, ...] = ()
+    if outcome.kind == "not_attempted":
         return Verdict(exercise.name, "not_attempted")
-    if name := borrowed(run.trace):
-        return Verdict(exercise.name, "borrowed", where(case), (say("check.borrowed", name=name),))
-    expected = exercise.expected(case)
-    bad = exercise.compare(case, [t.value for t in tried], expected)
-    if bad:
-        lines, picture = astray.story(exercise, case, run, expected, bad)
-        return Verdict(exercise.name, "wrong", where(case), tuple(lines), picture)
-    if run.leftovers:
-        return Verdict(exercise.name, "wrong", where(case), tuple(run.leftovers[:3]))
-    if case.ranks > 1 and case.elements and not any(e.kind == "send" for e in run.trace.events):
-        return Verdict(exercise.name, "wrong", where(case), (say("check.silent"),))
-    return None
-
-
-def borrowed(trace: Trace) -> str | None:
-    """A collective of torch's or labkit's own that the function called."""
-    for e in trace.events:
-        if e.kind == "collective" and e.name != "new_group":
-            return f"dist.{e.name}"
-        if e.kind == "span" and e.name.split(" ")[0] in ALGORITHMS:
-            return f"collectives.{e.name.split(' ')[0]}"
-    return None
+    if isinstance(failure, labkit.RunTimeout):
+        lines = _deadlocked(failure)
+    elif failure is not None:
+        lines = _crashed(case, failure)
+    elif outcome.kind == "borrowed":
+        lines = (say("check.borrowed", name=outcome.why),)
+    elif outcome.why == "silent":
+        lines = (say("check.silent"),)
+    elif run is not None and outcome.why == "leftovers":
+        lines = tuple(run.leftovers[:3])
+    elif run is not None:
+        lines, picture = astray.story(exercise, case, run)
+    if failure is not None and exercise.ring:
+        lines = (*lines, *astray.turned(failure.trace))
+    return Verdict(exercise.name, outcome.kind, where(case), lines, picture)
 
 
 def costs(run: labkit.Run) -> list[Cost]:
@@ -121,6 +120,7 @@ def _over_budget(exercise: Exercise, spent: list[tuple[Case, list[Cost]]]) -> Ve
                 (getattr(cost, unit) - limit, getattr(cost, unit), limit)
                 for cost, allowed in zip(by_rank, exercise.budget(case), strict=True)
                 if (limit := getattr(allowed, unit)) is not None and getattr(cost, unit) > limit
+                if unit != "peak" or is_large(limit)
             ]
             if over:
                 _, have, limit = max(over)
@@ -151,9 +151,8 @@ def _spent(spent: list[tuple[Case, list[Cost]]]) -> list[str]:
     return [say("check.spent", nbytes=f"{most.nbytes:,}", messages=most.messages, where=where(case))]
 
 
-def _deadlocked(exercise: Exercise, case: Case, stuck: labkit.RunTimeout) -> Verdict:
-    lines = [f"rank {row.rank}  {_standing(row)}" for row in stuck.table]
-    return Verdict(exercise.name, "deadlocked", where(case), (*lines, stuck.verdict))
+def _deadlocked(stuck: labkit.RunTimeout) -> tuple[str, ...]:
+    return (*(f"rank {row.rank}  {_standing(row)}" for row in stuck.table), stuck.verdict)
 
 
 def _standing(row: Row) -> str:
@@ -166,7 +165,9 @@ def _standing(row: Row) -> str:
     return " ".join(part for part in (name, peer, f" {at}" if at else "") if part)
 
 
-def _crashed(exercise: Exercise, case: Case, failure: labkit.RunFailed) -> Verdict:
+def _crashed(case: Case, failure: labkit.RunFailed) -> tuple[str, ...]:
     """The error as the run tells it, without the frames of labkit and torch."""
     told = [line for line in str(failure).splitlines() if "…" not in line and "checks" not in line]
-    return Verdict(exercise.name, "crashed", where(case), tuple(told[:8]))
+    if getattr(failure.__cause__, "is_stub", False):
+        told.insert(0, say("check.unwritten", ranks=", ".join(map(str, failure.ranks)), all=case.ranks))
+    return tuple(told[:8])

@@ -6,6 +6,7 @@ import functools
 import math
 import os
 import sys
+import tracemalloc
 import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -13,40 +14,62 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.overrides import TorchFunctionMode
 
 from labkit import device
+from labkit.checks.borrow import Borrowing, is_ours
 from labkit.checks.exercise import Case, Exercise
 from labkit.trace import watch
+
+#: Bytes of a budget from which memory is judged, and NumPy's counted: then Python's own few kilobytes are nothing.
+LARGE = 2**16
 
 
 @dataclass(slots=True)
 class Tried:
-    """What a rank saw: what the function made, and the most bytes that it held in tensors of its own at once."""
+    """What a rank saw.
+
+    Attributes:
+        value: What the function made.
+        peak: The most bytes that it held at once in tensors and arrays of its own.
+        borrowed: What it called that does the exercise for it.
+        returned: Whether it returned something.
+    """
 
     value: Any = None
     peak: int = 0
-    attempted: bool = True
+    borrowed: str | None = None
+    returned: bool = False
 
 
 def attempt(exercise: Exercise, fn: Callable[..., Any], case: Case) -> Tried:
     """Call the learner's function once; run on every rank."""
-    meter = Meter()
+    meter = Meter(arrays=is_large(exercise.budget(case)[dist.get_rank()].peak))
+    borrowing = Borrowing(is_ours(fn))
+    tried = Tried()
 
     @functools.wraps(fn)
     def metered(*args: Any, **kwargs: Any) -> Any:
-        with meter:
-            return fn(*args, **kwargs)
+        with meter, borrowing:
+            made = fn(*args, **kwargs)
+        tried.returned = made is not None
+        return made
 
     try:
-        value = exercise.call(metered, case)
+        tried.value = exercise.call(metered, case)
     except NotImplementedError as error:
-        if _is_a_stub(error, fn):
-            return Tried(attempted=False)
+        error.is_stub = _is_a_stub(error, fn)  # type: ignore[attr-defined]  # it travels with the exception
         raise
-    return Tried(value, meter.peak)
+    tried.peak, tried.borrowed = meter.peak, borrowing.name
+    return tried
+
+
+def is_large(limit: int | None) -> bool:
+    """Whether memory is judged under a budget of so many bytes."""
+    return limit is not None and limit >= LARGE
 
 
 def _is_a_stub(error: BaseException, fn: Callable[..., Any]) -> bool:
@@ -75,21 +98,34 @@ class Meter(TorchFunctionMode):
     """Counts the bytes of tensors that are made inside and not yet let go of, and keeps the most there were.
 
     It sees every call of torch from Python, which is where a learner's tensors come from. (`TorchDispatchMode` sees
-    more, and imports a compiler.)
+    more, and imports a compiler.) With `arrays` it counts what Python itself allocates as well, which is NumPy's arrays
+    and lists of numbers, and a few kilobytes besides.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, arrays: bool = False) -> None:
         super().__init__()
-        self.held = self.peak = 0
+        self.arrays, self.held, self.peak = arrays, 0, 0
         self._known: set[int] = set()
+
+    def __enter__(self) -> Meter:
+        if self.arrays:
+            tracemalloc.start()
+        return super().__enter__()
+
+    def __exit__(self, *exc: Any) -> None:
+        super().__exit__(*exc)
+        if self.arrays:
+            self.peak = max(self.peak, tracemalloc.get_traced_memory()[1])
+            tracemalloc.stop()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
         if _asked_by_world(sys._getframe(1)):
             return made
-        given = {t.untyped_storage()._cdata for t in _tensors(args)}
+        given = {t.untyped_storage().data_ptr() for t in _tensors(args)}
+        given |= {a.ctypes.data for a in args if isinstance(a, np.ndarray)}  # a view of an array, which is counted
         for tensor in _tensors((made,)):
-            if tensor.untyped_storage()._cdata not in given:
+            if tensor.untyped_storage().data_ptr() not in given:
                 self._count(tensor.untyped_storage())
         return made
 
@@ -98,7 +134,7 @@ class Meter(TorchFunctionMode):
         if key not in self._known:
             self._known.add(key)
             self.held += storage.nbytes()
-            self.peak = max(self.peak, self.held)
+            self.peak = max(self.peak, self.held + (tracemalloc.get_traced_memory()[0] if self.arrays else 0))
             weakref.finalize(storage, self._let_go, key, storage.nbytes())
 
     def _let_go(self, key: int, nbytes: int) -> None:

@@ -5,20 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from labkit.progress import ORDER
 from labkit.show.figure import style
 from labkit.show.svg import el, escape
 from labkit.show.words import say
 
-#: Kind → its sign. The order is from "not yet" to "done".
-SIGNS = {
-    "not_attempted": "·",
-    "crashed": "✗",
-    "deadlocked": "⧗",
-    "wrong": "✗",
-    "borrowed": "✗",
-    "wasteful": "△",
-    "right": "✓",
-}
+#: Kind → its sign, in the order in which progress is made.
+SIGNS = dict(zip(ORDER, "·✗⧗✗✗△✓", strict=True))
 
 
 @dataclass(frozen=True, eq=False)

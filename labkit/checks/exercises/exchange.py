@@ -100,6 +100,11 @@ def budget(case: Case) -> list[Cost]:
     return [Cost(size, 1, None, None)] * case.ranks
 
 
+def legal(case: Case) -> bool:
+    """Everybody has a partner, and the elements an order."""
+    return case.ranks % 2 == 0 and case.elements > 1
+
+
 EXERCISE = Exercise(
     name="exchange",
     number="2.6",
@@ -118,4 +123,5 @@ EXERCISE = Exercise(
         Wrong(sends_the_size_first, "wasteful", "budget"),
         Wrong(calls_all_to_all, "borrowed", "dist.all_gather"),
     ),
+    legal=legal,
 )  # fmt: skip

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from labkit.checks.exercise import Case, Cost, Exercise, Wrong
+from labkit.checks.exercise import Case, Cost, Exercise, Wrong, full_chunks
 from labkit.checks.trial import brought, shares, watched
 from labkit.show.words import say
 
@@ -133,4 +133,5 @@ EXERCISE = Exercise(
         Wrong(calls_all_gather, "borrowed", "dist.all_gather"),
     ),
     ring=True,
+    legal=full_chunks,
 )  # fmt: skip

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from labkit.checks.exercise import Case, Cost, Exercise, Wrong
+from labkit.checks.exercise import Case, Cost, Exercise, Wrong, full_chunks
 from labkit.checks.exercises import ring_all_gather as gather
 from labkit.checks.exercises import ring_reduce_scatter as scatter
 from labkit.checks.trial import brought, shares, watched
@@ -105,4 +105,5 @@ EXERCISE = Exercise(
         Wrong(calls_reduce_scatter, "borrowed", "dist.all_reduce"),
     ),
     ring=True,
+    legal=full_chunks,
 )  # fmt: skip

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from labkit.checks.exercise import Case, Cost, Exercise, Wrong
+from labkit.checks.exercise import Case, Cost, Exercise, Wrong, full_chunks
 from labkit.checks.trial import brought, shares, watched
 from labkit.show.words import say
 
@@ -156,4 +156,5 @@ EXERCISE = Exercise(
         Wrong(calls_all_reduce, "borrowed", "dist.all_reduce"),
     ),
     ring=True,
+    legal=full_chunks,
 )  # fmt: skip

@@ -1,0 +1,70 @@
+"""Notices when a function leaves the work to somebody else's: a backend called directly, or labkit's own solution.
+
+Collectives called through `torch.distributed` or `labkit.collectives` stand in the trace. What goes past it is seen
+here, by what Python calls while the learner's function runs. Not seen: a backend's method called from C, as `map` calls
+it; what another thread does; and a solution that was copied.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import labkit
+from labkit.collectives.choose import EVERY
+
+PACKAGE = Path(labkit.__file__).parent
+EXERCISES, WORLD = str(PACKAGE / "checks" / "exercises"), str(PACKAGE / "world")
+#: Files that do an exercise, besides the solutions: an algorithm each.
+ALGORITHMS = {str(PACKAGE / "collectives" / f"{name}.py") for name in EVERY}
+#: Methods of a backend that move data. The process group that records, in `labkit.world`, is the one to call them.
+METHODS = {
+    "_allgather_base", "_reduce_scatter_base", "all_gather_single", "all_to_all_single", "allgather", "allreduce",
+    "alltoall", "alltoall_base", "barrier", "broadcast", "gather", "monitored_barrier", "recv", "recv_anysource",
+    "reduce", "reduce_scatter", "reduce_scatter_single", "scatter", "send",
+}  # fmt: skip
+
+
+def is_ours(fn: Callable[..., Any]) -> bool:
+    """Whether a function stands among the exercises: a solution, or one that is wrong on purpose."""
+    return getattr(getattr(fn, "__code__", None), "co_filename", "").startswith(EXERCISES)
+
+
+class Borrowing:
+    """``with Borrowing(ours) as seen: …``: afterwards `seen.name` is the first such call, or ``None``.
+
+    Args:
+        ours: The function is one of ours, and may call another.
+    """
+
+    def __init__(self, ours: bool) -> None:
+        self.ours = ours
+        self.name: str | None = None
+
+    def __enter__(self) -> Borrowing:
+        self._before = sys.getprofile()
+        sys.setprofile(self._see)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        sys.setprofile(self._before)
+
+    def _see(self, frame: FrameType, event: str, arg: Any) -> None:
+        if event == "call":
+            code = frame.f_code
+            if code.co_filename in ALGORITHMS or (not self.ours and code.co_filename.startswith(EXERCISES)):
+                self._note(code.co_filename, code.co_name)
+        elif event == "c_call" and _moves_data(arg) and not frame.f_code.co_filename.startswith(WORLD):
+            self.name = self.name or f"backend.{arg.__name__}"
+
+    def _note(self, path: str, name: str) -> None:
+        module = ".".join(Path(path).relative_to(PACKAGE).with_suffix("").parts)
+        self.name = self.name or f"{module}.{name}"
+
+
+def _moves_data(function: Any) -> bool:
+    """Whether it is such a method of a backend; a tensor has methods of the same names, but not bound by pybind11."""
+    return function.__name__ in METHODS and type(getattr(function, "__self__", None)).__name__.startswith("pybind11")

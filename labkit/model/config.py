@@ -107,8 +107,8 @@ def one_of(name: str, value: Any, known: tuple[str, ...]) -> None:
     """Refuse a word that is not among `known`, and say which one was probably meant."""
     if value not in known:
         near = get_close_matches(str(value), known, 1)
-        hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(map(repr, known))}"
-        raise ValueError(f"{name}={value!r}: {hint}")
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"{name}={value!r}: expected one of {', '.join(map(repr, known))}{hint}")
 
 
 def _size(name: str, value: Any) -> None:

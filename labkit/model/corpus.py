@@ -53,27 +53,27 @@ class Corpus:
         device: torch.device | str | None = None,
     ) -> None:  # fmt: skip
         one_of("split", split, SPLITS)
-        for name, value, least in (
-            ("rank", rank, 0),
-            ("ranks", ranks, 1),
-            ("batch", batch, 1),
-            ("length", length, 1),
-            ("seed", seed, 0),
-        ):
-            _whole_number(name, value, least)
+        _whole_numbers(0, rank=rank, seed=seed)
+        _whole_numbers(1, ranks=ranks, batch=batch, length=length)
         if rank >= ranks:
             raise ValueError(f"rank={rank}: expected 0 … {ranks - 1}, since ranks={ranks}")
         self.split, self.rank, self.ranks, self.batch, self.length, self.seed = split, rank, ranks, batch, length, seed
         self.device = device
         self.text, self.crc32 = _text(split)
-        self.windows = (len(self.text) - 1) // length  # the last byte of a window's targets is the next one's first
-        if self.steps == 0:
+        if len(self.text) <= ranks * batch * length:
             raise ValueError(
                 f"ranks={ranks} · batch={batch} windows of length={length} are {ranks * batch * length:,} bytes: "
-                f"expected at most the {len(self.text):,} of the {split} split"
+                f"expected less than the {len(self.text):,} of the {split} split"
             )
+        # (windows, length + 1), a view: the last target of a window is the first token of the next
+        self._windows = self.text.unfold(0, length + 1, length)
         self.epoch = self.taken = 0
         self._order = self._shuffled()
+
+    @property
+    def windows(self) -> int:
+        """Windows of the split, for all ranks."""
+        return len(self._windows)
 
     @property
     def steps(self) -> int:
@@ -91,9 +91,8 @@ class Corpus:
             self._open(self.epoch + 1, 0)
         mine = self._order[self.taken + self.rank * self.batch :][: self.batch]  # (b,)
         self.taken += self.ranks * self.batch
-        bytes_of = mine[:, None] * self.length + torch.arange(self.length + 1, device="cpu")  # (b, s + 1)
-        read = self.text[bytes_of].to(torch.int64).to(self._device())
-        return read[:, :-1], read[:, 1:]
+        read = self._windows[mine].to(torch.int64).to(self._device())  # (b, s + 1)
+        return read[:, :-1].contiguous(), read[:, 1:].contiguous()
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """What is left of this epoch, or if nothing is, the whole of the next."""
@@ -159,8 +158,9 @@ def _text(split: str) -> tuple[torch.Tensor, int]:
     return torch.frombuffer(bytearray(text), dtype=torch.uint8), zlib.crc32(text)
 
 
-def _whole_number(name: str, value: Any, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} is {value!r}: expected a whole number")
-    if value < least:
-        raise ValueError(f"{name}={value}: expected at least {least}")
+def _whole_numbers(least: int, **values: Any) -> None:
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise TypeError(f"{name} is {value!r}: expected a whole number")
+        if value < least:
+            raise ValueError(f"{name}={value}: expected at least {least}")

@@ -32,13 +32,14 @@ _HOME = {
     "show": "labkit.show",
     "trace": "labkit.trace",
     "device": "labkit.device",
+    "memory": "labkit.memory",
     "model": "labkit.model",
     "theory": "labkit.theory",
     "pace": "labkit.pace",
 }
 
 if TYPE_CHECKING:
-    from labkit import collectives, data_parallel, device, model, pace, show, theory, trace
+    from labkit import collectives, data_parallel, device, memory, model, pace, show, theory, trace
     from labkit.checks import check, hint, solution
     from labkit.checks.impostors import impostors
     from labkit.turns import quiet

@@ -19,6 +19,7 @@ MAY_IMPORT = {
     "progress": set(),
     "turns": set(),
     "show": {"progress", "trace"},
+    "memory": {"trace", "device"},
     "collectives": {"trace", "device"},
     "data_parallel": {"collectives", "device", "trace"},
     "checks": {"collectives", "progress", "run", "trace", "device", "show", "theory", "world"},

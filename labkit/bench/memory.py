@@ -1,0 +1,67 @@
+"""What the memory meter costs: a training step with it over the same step without, in alternating pairs."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+from labkit.bench.measure import PAIRS, Spread, line, seconds
+
+#: What, mode, changes to the tiny GPT, tokens of a batch, steps a measurement, the bar.
+ROWS: tuple[tuple[str, str, dict[str, Any], tuple[int, int], int, str], ...] = (
+    ("light mode, tiny model", "light", {}, (4, 64), 10, "≤ 1.05"),
+    ("light mode, 3.4 M parameters", "light", {"hidden": 256, "vocab": 768}, (4, 64), 3, ""),
+    ("full mode, tiny model", "full", {}, (4, 64), 10, ""),
+    ("full mode, 3.4 M parameters", "full", {"hidden": 256, "vocab": 768}, (4, 64), 3, "≤ 1.15"),
+)
+
+
+def main() -> None:
+    print(f"training step with MemoryMeter ÷ without, AdamW, {PAIRS} alternating pairs: median (quartiles)")
+    for what, mode, changes, batch, steps, bar in ROWS:
+        pairs = in_pairs(mode, changes, batch, steps)
+        ratio = Spread.of([metered / bare for metered, bare in pairs])
+        bare = Spread.of([1e3 * bare / steps for _, bare in pairs])
+        line(what, f"{ratio}   step {bare.median:.3g} ms", bar)
+
+
+def in_pairs(mode: str, changes: dict[str, Any], batch: tuple[int, int], steps: int) -> list[tuple[float, float]]:
+    """(seconds of `steps` steps with a meter, without one), a pair at a time."""
+    import torch
+
+    from labkit.memory import MemoryMeter
+    from labkit.model import Transformer, loss, preset
+
+    torch.manual_seed(0)
+    config = preset("tiny_gpt", **changes)
+    model = Transformer(config)
+    optimizer = torch.optim.AdamW(model.parameters())
+    tokens = torch.randint(config.vocab, batch)
+
+    def train(meter: MemoryMeter | None) -> None:
+        def phase(name: str) -> Any:
+            return nullcontext() if meter is None else meter.phase(name)
+
+        for _ in range(steps):
+            with phase("forward"):
+                total, count = loss(model(tokens), tokens)
+            with phase("backward"):
+                (total / count).backward()
+            with phase("step"):
+                optimizer.step()
+                optimizer.zero_grad()
+
+    def metered() -> float:
+        with MemoryMeter(model, optimizer=optimizer, mode=mode) as meter:
+            return seconds(lambda: train(meter))
+
+    def bare() -> float:
+        return seconds(lambda: train(None))
+
+    metered(), bare()
+    pairs = []
+    for number in range(PAIRS):
+        first, second = (metered, bare) if number % 2 else (bare, metered)
+        took = {first: first(), second: second()}
+        pairs.append((took[metered], took[bare]))
+    return pairs

@@ -16,10 +16,7 @@ from labkit.checks.exercises import NAMES, get
 from labkit.checks.judge import judge
 from labkit.cli import main
 
-
-@pytest.fixture(autouse=True)
-def no_signatures_of_mine(tmp_path_factory, monkeypatch):
-    monkeypatch.setenv("JUPYTER_DATA_DIR", str(tmp_path_factory.mktemp("data")))
+pytestmark = pytest.mark.usefixtures("jupyter_home")  # signatures
 
 
 def save(path, *cells):

@@ -32,8 +32,10 @@ def kernel(monkeypatch):
 
 
 @pytest.fixture(autouse=True)
-def _no_guesses(monkeypatch):
+def _no_guesses(monkeypatch, tmp_path):
     monkeypatch.setattr(guesses, "_guesses", {})
+    monkeypatch.setattr(guesses, "_units", {})
+    monkeypatch.setenv("LABKIT_PROGRESS", str(tmp_path / "progress.json"))
 
 
 def test_a_live_figure_carries_its_player_in_the_page(kernel):
@@ -128,18 +130,16 @@ def test_a_guess_is_noted_and_shown_again():
     assert show.guess("bytes") == 1536
     again = show.predict("bytes", "How many bytes?", unit="B")
     assert str(again).endswith("Noted: 1,536 B")
-    assert again.widget.children[0].value.endswith("<b>How many bytes?</b>")
     assert again.widget.children[1].children[0].value == "1536"
 
 
 def test_the_form_notes_what_is_written():
-    form = show.predict("bytes", "How many <b>bytes</b>?", unit="B").widget
+    form = show.predict("bytes", "How many bytes?", unit="B").widget
     field, _, button, status = form.children[1].children
     field.value = "12.5"
     button.click()
     assert show.guess("bytes") == 12.5
     assert status.value == "Noted: 12.5 B"
-    assert "&lt;b&gt;" in form.children[0].value
 
 
 def test_a_choice_is_noted():
@@ -177,11 +177,57 @@ def test_no_number_is_answered_not_raised():
     assert show.guess("bytes") is None
 
 
-def test_a_live_question_is_a_form_with_its_text_beside(kernel):
+def test_a_number_and_its_unit_outlive_the_kernel(monkeypatch):
+    show.predict("bytes", "How many bytes?", unit="MiB").note("1.5")
+    monkeypatch.setattr(guesses, "_guesses", {})
+    monkeypatch.setattr(guesses, "_units", {})
+    assert show.guess("bytes") == 1.5
+    assert guesses.guessed("bytes", "B") is None, "the unit is not known before the question is asked again"
+    show.predict("bytes", "How many bytes?", unit="MiB")
+    assert guesses.guessed("bytes", "B") == 1.5 * 2**20
+
+
+@pytest.fixture
+def displayed(kernel, monkeypatch):
+    """What is displayed, and updated, as (bundle, the name of the display)."""
+    seen = []
+
+    def note(data, raw, display_id=None):
+        assert raw
+        seen.append((data, display_id))
+
+    monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=note, update_display=note))
+    return seen
+
+
+def test_a_live_question_is_text_that_stays_and_a_form_that_goes_with_the_kernel(displayed):
+    question = show.predict("who", "Who sends <b>most</b>?", choices=["rank 0", "all"])
+    question._ipython_display_()
+    (text, name), (form, _) = displayed
+    assert set(form) == {WIDGET}
+    assert set(text) == {"text/html", "text/plain"}
+    assert text["text/plain"] == "Your guess first: Who sends <b>most</b>?\n  - rank 0\n  - all"
+    for part in ("Who sends &lt;b&gt;most&lt;/b&gt;?", "<li>rank 0</li>", "To note a guess, run this cell.", name):
+        assert part in text["text/html"]
+    assert f".{name} .lk-still" in question.widget.children[0].value, "the form hides what it says itself"
+    question.widget.children[1].value = "all"
+    assert [shown for _, shown in displayed] == [name, None, name]
+    assert "Noted: all" in displayed[-1][0]["text/html"]
+
+
+@pytest.mark.parametrize("without", ["kernel", "ipywidgets"])
+def test_without_a_form_the_question_is_one_output(displayed, monkeypatch, without):
+    if without == "kernel":
+        monkeypatch.setenv("LABKIT_STATIC", "1")
+    else:
+        monkeypatch.setitem(sys.modules, "ipywidgets", None)
     question = show.predict("bytes", "How many bytes?", unit="B")
+    with pytest.raises(NotImplementedError):  # IPython then asks for the bundle
+        question._ipython_display_()
+    assert displayed == []
     data = question._repr_mimebundle_()
-    assert set(data) == {WIDGET, "text/html", "text/plain"}
-    assert data["text/plain"] == "Your guess first: How many bytes? (B)"
+    assert set(data) == {"text/html", "text/plain"}
+    assert "run this cell" not in data["text/html"]
 
 
 @pytest.mark.parametrize(("arguments", "error", "message"), [

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from math import isfinite
 from typing import Any
+from uuid import uuid4
 
 from labkit import progress
 from labkit.show.figure import style
@@ -16,6 +17,11 @@ from labkit.show.words import say
 _guesses: dict[str, float | str] = {}
 #: Long answers need more than the one line that ipywidgets gives them.
 _WRAPPED = ".lk-ask label{height:auto;white-space:normal;line-height:1.4;margin:3px 0}"
+#: The form comes with the kernel and goes with it; what JupyterLab then says in its place helps nobody.
+_NO_FORM = (
+    ".jp-OutputArea-child:has(.lk-asked)+.jp-OutputArea-child .jp-OutputArea-output.jupyter-widgets:not(:has(*))"
+    "{display:none}"
+)
 _units: dict[str, str | None] = {}
 #: Units that people guess in, as multiples of bytes and of seconds.
 _SCALES = {
@@ -34,7 +40,7 @@ def predict(key: str, question: str, choices: Sequence[str] | None = None, unit:
         unit: What the number counts, such as ``"B"``; only without `choices`.
 
     Returns:
-        A form, which a notebook shows when it is the cell's last line; where no kernel runs, the question as text.
+        A form, which a notebook shows when it is the cell's last line. The question stays where no kernel runs.
 
     Raises:
         TypeError: `key`, `question`, `unit` or a choice is no text.
@@ -51,6 +57,7 @@ def predict(key: str, question: str, choices: Sequence[str] | None = None, unit:
             raise ValueError(f"{name} is empty: expected text")
     if choices is not None:
         _check_choices(choices, unit)
+    _units[key] = unit
     return Question(key, question, None if choices is None else tuple(choices), unit)
 
 
@@ -82,12 +89,15 @@ def guess(key: str) -> float | str | None:
 def guessed(key: str, unit: str) -> float | None:
     """The number guessed under `key`, in `unit`: a guess of 12 MiB is 12582912 B.
 
+    ``None`` also where the question was not asked in this kernel: in which unit the guess is meant, only it knows.
+
     Raises:
         ValueError: the guess was asked for in another kind of unit.
     """
-    value, asked = guess(key), _units.get(key)
-    if value is None or isinstance(value, str):
+    value = guess(key)
+    if value is None or isinstance(value, str) or key not in _units:
         return None
+    asked = _units[key]
     if asked is None or asked == unit:
         return float(value)
     scales = _SCALES.get(unit, {})
@@ -144,6 +154,8 @@ class Question:
 
     def __init__(self, key: str, question: str, choices: tuple[str, ...] | None, unit: str | None) -> None:
         self.key, self.question, self.choices, self.unit = key, question, choices, unit
+        self.name = f"lk-{uuid4().hex}"  #: of its text in a page, which the form and a later guess refer to
+        self.is_displayed = False
 
     def note(self, answer: str | None) -> str:
         """Keep an answer as the form gives it, and say what was kept, or why nothing was."""
@@ -156,7 +168,9 @@ class Question:
             number = _number(answer or "")
             if number is None:
                 return say("predict.bad", text=answer or "")
-            _guesses[self.key], _units[self.key] = number, self.unit
+            _guesses[self.key] = number
+            progress.note_guess(self.key, number)
+        self._show_again()
         return self.status()
 
     def status(self) -> str:
@@ -168,10 +182,11 @@ class Question:
 
     @cached_property
     def widget(self) -> Any:
-        """The form, made when first asked for (it needs ipywidgets)."""
+        """The form without the question, made when first asked for (it needs ipywidgets)."""
         import ipywidgets as widgets
 
-        head = widgets.HTML(el("style", _WRAPPED) + el("b", escape(self.question)))
+        rules = f"{_WRAPPED}.{self.name} .lk-still{{display:none}}"
+        head = widgets.HTML(el("style", rules), layout=widgets.Layout(display="none"))  # its rules hold all the same
         field = self._field(widgets)
         status = widgets.HTML(escape(self.status()))
 
@@ -200,26 +215,53 @@ class Question:
         return field
 
     def to_html(self) -> str:
-        items = el("ul", *(el("li", escape(c)) for c in self.choices)) if self.choices else ""
+        return self._html(live=False)
+
+    def _html(self, live: bool) -> str:
+        """The question; in a live notebook the form below it hides what it says itself, as long as it is there."""
         pill = el("span", escape(say("predict.heading")), class_="lk-pill")
-        ask = f"{self.question} ({self.unit})" if self.unit else self.question
+        items = el("ul", *(el("li", escape(c)) for c in self.choices)) if self.choices else ""
         status = el("p", escape(self.status()), class_="lk-note") if guess(self.key) is not None else ""
-        return el("div", el("style", style()), el("p", escape(ask), " ", pill, class_="lk-title"), items, status,
-                  class_="lk")  # fmt: skip
+        title = el("p", escape(self._ask), " ", pill, class_="lk-title")
+        if not live:
+            return el("div", el("style", style()), title, items, status, class_="lk")
+        still = el("div", items, status, el("p", escape(say("predict.again")), class_="lk-note"), class_="lk-still")
+        return el("div", el("style", style() + _NO_FORM), title, still, class_=f"lk lk-asked {self.name}")
+
+    @property
+    def _ask(self) -> str:
+        return f"{self.question} ({self.unit})" if self.unit else self.question
 
     def __str__(self) -> str:
-        ask = f"{self.question} ({self.unit})" if self.unit else self.question
-        lines = [f"{say('predict.heading')}: {ask}", *(f"  - {c}" for c in self.choices or ())]
+        lines = [f"{say('predict.heading')}: {self._ask}", *(f"  - {c}" for c in self.choices or ())]
         return "\n".join([*lines, self.status()] if guess(self.key) is not None else lines)
 
     def __repr__(self) -> str:
         return str(self)
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
-        data = {"text/html": self.to_html(), "text/plain": str(self)}
+        return {"text/html": self.to_html(), "text/plain": str(self)}
+
+    def _ipython_display_(self) -> None:
+        """Live, two outputs: the question, which stays in the notebook, and the form, which works with the kernel."""
         if not is_live():
-            return data
+            raise NotImplementedError  # IPython goes on to the bundle above
+        from IPython.display import display
+
         try:
-            return {**self.widget._repr_mimebundle_(), **data}
+            form = self.widget._repr_mimebundle_()
         except ImportError:  # without ipywidgets the question stands all the same
-            return data
+            raise NotImplementedError from None
+        self.is_displayed = True
+        display(self._text(), raw=True, display_id=self.name)
+        display({kind: data for kind, data in form.items() if kind != "text/plain"}, raw=True)
+
+    def _show_again(self) -> None:
+        """Put a new guess into the text that stands in the notebook, for who opens it later."""
+        if self.is_displayed:
+            from IPython.display import update_display
+
+            update_display(self._text(), raw=True, display_id=self.name)
+
+    def _text(self) -> dict[str, str]:
+        return {"text/html": self._html(live=True), "text/plain": str(self)}

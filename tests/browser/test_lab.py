@@ -141,3 +141,41 @@ def test_a_key_shows_its_frame_within_50_milliseconds(busy):
     assert len(taken) >= 40
     print(f"key to frame: median {statistics.median(taken):.0f} ms, worst {max(taken):.0f} ms")
     assert statistics.median(taken) <= 50
+
+
+# A question outlives its kernel
+
+ASK = """
+from labkit import show
+show.predict("browser.who", "Who sends most?", choices=["rank 0", "all the same"])
+"""
+END_KERNELS = """async () => {
+    const token = document.cookie.match(/_xsrf=([^;]+)/);
+    for (const session of await (await fetch("/api/sessions")).json())
+        await fetch(`/api/sessions/${session.id}`, {method: "DELETE", headers: {"X-XSRFToken": token ? token[1] : ""}});
+}"""
+
+
+def test_a_question_and_its_guess_outlive_the_kernel(lab):
+    nbformat.write(new_notebook(cells=[new_code_cell(ASK)], metadata=METADATA), lab.server.work / "ask.ipynb")
+    again, choices = (lab.page.locator(".lk-asked").get_by_text(t) for t in ("To note a guess", "all the same"))
+    lab.open("ask.ipynb")
+    lab.run_all()
+    lab.page.get_by_role("radio").nth(1).click()
+    lab.page.get_by_text("Noted: all the same").last.wait_for()
+    assert lab.page.get_by_text("Who sends most?").last.is_visible()
+    assert not again.is_visible(), "the form is there"
+    assert not choices.first.is_visible()
+    lab.page.click('[data-jp-item-name="save"]')
+    lab.page.wait_for_timeout(500)
+    lab.page.evaluate(END_KERNELS)
+    lab.open("ask.ipynb")
+    again.wait_for()
+    useless = lab.page.get_by_text("Error displaying widget")
+    useless.wait_for(state="attached")
+    assert not useless.is_visible()
+    text = lab.page.locator(".lk-asked").inner_text()
+    assert [line.strip() for line in text.splitlines() if line.strip()] == [
+        "Who sends most? Your guess first", "rank 0", "all the same", "Noted: all the same",
+        "To note a guess, run this cell.",
+    ]  # fmt: skip

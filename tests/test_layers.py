@@ -23,7 +23,7 @@ MAY_IMPORT = {
     "collectives": {"trace", "device"},
     "data_parallel": {"collectives", "device", "trace"},
     "checks": {"collectives", "progress", "run", "trace", "device", "show", "theory", "world"},
-    "bench": {"collectives", "data_parallel", "model", "run", "trace", "device", "world"},
+    "bench": {"collectives", "data_parallel", "memory", "model", "run", "trace", "device", "world"},
     "cli": {"*"},
 }
 #: Files at the top of the package that belong to the command line.

@@ -178,10 +178,21 @@ def sentence(rows: Mapping[str, Row], capacity: float | None, unit: Unit) -> str
     return said if fitting in (0, len(rows)) else say("memory.some_fit", said=said, n=fitting, rows=len(rows))
 
 
+def name_of(category: str) -> str:
+    key = NAMES[category]
+    return say(key)
+
+
+def meaning(letter: str) -> str:
+    """What a letter stands for."""
+    key = IN_KEY[letter]
+    return say(key)
+
+
 def most(row: Row, unit: Unit) -> str:
     """The largest part of a row, as a clause."""
     part = max(row, key=lambda p: p.nbytes)
     size = unit.tell(part.nbytes)
     if part.letter == "O":
         return say("memory.most_optimizer", size=size)
-    return say("memory.most", part=say(IN_KEY[part.letter]), size=size)
+    return say("memory.most", part=meaning(part.letter), size=size)

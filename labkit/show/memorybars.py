@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from labkit.show.figure import WIDE, Drawing
-from labkit.show.held import IN_KEY, LETTERS, NAMES, Part, Row, Unit, deltas, total
+from labkit.show.held import LETTERS, Part, Row, Unit, deltas, meaning, name_of, total
 from labkit.show.lanes import solid
 from labkit.show.quantity import marks
 from labkit.show.svg import el, fit, num, text, text_width, wrap
@@ -210,7 +210,7 @@ class View:
         """The pieces of the optimizer that have room for their name: (middle, words)."""
         for (category, n), (x, width) in zip(part.pieces, self._pieces(part, start), strict=True):
             left, room = self._clear_between(x, x + width)
-            words = f"{say(NAMES[category])} {self.axis.unit.tell(n)}"
+            words = f"{name_of(category)} {self.axis.unit.tell(n)}"
             if text_width(words, 12) < room - 8:
                 yield left + room / 2, words
 
@@ -248,7 +248,7 @@ class View:
             told.append(say("memory.before", size=self.axis.unit.told(total(chart.ghost[label]))))
         if label in chart.predicted:
             off = deltas(chart.rows[label], chart.predicted[label])
-            told += [f"{say(NAMES[c])} {d}" for c, d in off] or [say("memory.exact")]
+            told += [f"{name_of(c)} {d}" for c, d in off] or [say("memory.exact")]
         room = (self.right if self.wide else self.width - 4) - self.left
         return wrap(" · ".join(map(solid, told)), room, self.size) if told else []
 
@@ -348,7 +348,7 @@ def key(letters: list[str], left: float, y: float, room: float) -> tuple[list[st
     """A box a letter with what it stands for, in as many lines as needed; and where they end."""
     parts, x = [], left
     for letter in letters:
-        words = say(IN_KEY[letter])
+        words = meaning(letter)
         need = 30 + text_width(words, 12)
         if x > left and x + need > left + room:
             x, y = left, y + 24

@@ -11,13 +11,13 @@ from labkit.show.guesses import guess as noted
 from labkit.show.guesses import guessed
 from labkit.show.held import (
     LETTER_OF,
-    NAMES,
     Row,
     Rows,
     Unit,
     delta,
     largest,
     matching,
+    name_of,
     pieces,
     read,
     sentence,
@@ -226,7 +226,7 @@ def _told(row: Row, before: Row | None, wanted: Row | None, unit: Unit):
     have, was, want = pieces(row), pieces(before or ()), pieces(wanted or ())
     for category, letter in LETTER_OF.items():
         if category in have or category in was or category in want:
-            name = say("memory.part", letter=letter, name=say(NAMES[category]))
+            name = say("memory.part", letter=letter, name=name_of(category))
             yield _cells(name, have.get(category, 0), before is not None and was.get(category, 0),
                          wanted is not None and want.get(category, 0), unit)  # fmt: skip
     yield _cells(say("memory.all"), total(row), before is not None and total(before),

@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import Any
 
 from labkit.show.figure import WIDE, Drawing, Figure, Table
-from labkit.show.held import IN_KEY, LETTERS, Row, Unit, held_of, most, read, total
+from labkit.show.held import LETTERS, Row, Unit, held_of, meaning, most, read, total
 from labkit.show.memorybars import hatch, key
 from labkit.show.memoryfigure import MARGIN, MemoryFigure, check_where, number
 from labkit.show.quantity import marks
@@ -133,7 +133,7 @@ def _finding(peak: Point, capacity: float | None, unit: Unit) -> str:
 
 def _twin(points: list[Point], unit: Unit) -> Table:
     letters = [letter for letter in LETTERS if any(p.of(letter) for p in points)]
-    names = [say("memory.part", letter=letter, name=say(IN_KEY[letter])) for letter in letters]
+    names = [say("memory.part", letter=letter, name=meaning(letter)) for letter in letters]
     head = say("memory.column_point"), say("memory.column_step"), say("memory.column_phase")
     rows = [
         (str(p.number), str(p.step), p.phase, *(unit.told(p.of(letter)) for letter in letters), unit.told(p.total))
@@ -142,8 +142,9 @@ def _twin(points: list[Point], unit: Unit) -> Table:
     lines = []
     for (step, phase), group in groupby(points, key=lambda p: (p.step, p.phase)):
         span = [p.total for p in group]
-        lines.append(say("memory.line_phase", step=step, phase=phase or say("memory.no_phase"), first=unit.told(span[0]),
-                         most=unit.told(max(span)), last=unit.told(span[-1])))  # fmt: skip
+        first, highest, last = (unit.told(n) for n in (span[0], max(span), span[-1]))
+        name = phase or say("memory.no_phase")
+        lines.append(say("memory.line_phase", step=step, phase=name, first=first, most=highest, last=last))
     return Table((*head, *names, say("memory.all")), rows, lines=lines)
 
 

@@ -24,7 +24,7 @@ from labkit.checks.borrow import Borrowing, is_ours
 from labkit.checks.exercise import Case, Exercise
 from labkit.trace import watch
 
-#: Bytes of a budget from which memory is judged, and NumPy's counted: then Python's own few kilobytes are nothing.
+#: Bytes of a budget from which memory is judged, and NumPy's counted; Python's own needs are less.
 LARGE = 2**16
 
 
@@ -98,8 +98,8 @@ class Meter(TorchFunctionMode):
     """Counts the bytes of tensors that are made inside and not yet let go of, and keeps the most there were.
 
     It sees every call of torch from Python, which is where a learner's tensors come from. (`TorchDispatchMode` sees
-    more, and imports a compiler.) With `arrays` it counts what Python itself allocates as well, which is NumPy's arrays
-    and lists of numbers, and a few kilobytes besides.
+    more, and imports a compiler.) With `arrays` it counts what Python itself allocates as well, beyond `LARGE` bytes:
+    NumPy's arrays and lists of numbers.
     """
 
     def __init__(self, arrays: bool = False) -> None:
@@ -115,7 +115,7 @@ class Meter(TorchFunctionMode):
     def __exit__(self, *exc: Any) -> None:
         super().__exit__(*exc)
         if self.arrays:
-            self.peak = max(self.peak, tracemalloc.get_traced_memory()[1])
+            self.peak = max(self.peak, tracemalloc.get_traced_memory()[1] - LARGE)
             tracemalloc.stop()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -134,7 +134,8 @@ class Meter(TorchFunctionMode):
         if key not in self._known:
             self._known.add(key)
             self.held += storage.nbytes()
-            self.peak = max(self.peak, self.held + (tracemalloc.get_traced_memory()[0] if self.arrays else 0))
+            python = max(0, tracemalloc.get_traced_memory()[0] - LARGE) if self.arrays else 0
+            self.peak = max(self.peak, self.held + python)
             weakref.finalize(storage, self._let_go, key, storage.nbytes())
 
     def _let_go(self, key: int, nbytes: int) -> None:

@@ -73,6 +73,18 @@ def asks_everybody() -> None:
         work.wait()
 
 
+def goes_round_twice() -> None:
+    """Everybody waits, and for too many messages in a row."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    token = torch.zeros(1, device=device.current())
+    for _ in range(2 if world > 1 else 0):
+        if rank > 0:
+            dist.recv(token, rank - 1)
+        dist.send(token, (rank + 1) % world)
+        if rank == 0:
+            dist.recv(token, world - 1)
+
+
 def calls_barrier() -> None:
     dist.barrier()
 
@@ -124,6 +136,7 @@ EXERCISE = Exercise(
         Wrong(waits_for_a_while, "wrong", "left before"),
         Wrong(receives_first, "deadlocked", "receive first"),
         Wrong(asks_everybody, "wasteful", "budget"),
+        Wrong(goes_round_twice, "wasteful", "8 in a row; budget 4"),
         Wrong(calls_barrier, "borrowed", "dist.barrier"),
     ),
     compare=too_early,

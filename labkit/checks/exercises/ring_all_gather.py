@@ -61,6 +61,16 @@ def sends_whole_tensors(tensor: torch.Tensor) -> None:
                 mine.copy_(theirs)
 
 
+def joins_what_it_kept(tensor: torch.Tensor) -> None:
+    rank, world = dist.get_rank(), dist.get_world_size()
+    chunks = [chunk.clone() for chunk in tensor.tensor_split(world)]
+    for step in range(1, world):
+        outgoing, incoming = chunks[(rank - step + 1) % world], chunks[(rank - step) % world]
+        for work in [dist.isend(outgoing, (rank + 1) % world), dist.irecv(incoming, (rank - 1) % world)]:
+            work.wait()
+    tensor.copy_(torch.cat(chunks))
+
+
 def sends_first(tensor: torch.Tensor) -> None:
     rank, world = dist.get_rank(), dist.get_world_size()
     chunks = tensor.tensor_split(world)
@@ -104,11 +114,11 @@ def expected(case: Case) -> list[list]:
 
 
 def budget(case: Case) -> list[Cost]:
-    """Every chunk but one, once; and room for those that arrive and are let go of."""
+    """N − 1 chunks, of which the largest may be one's own; and room for those that arrive and are let go of."""
     itemsize, n = getattr(torch, case.dtype).itemsize, case.ranks
     sizes = shares(case.elements, n)
     room = 3 * sizes[0] * itemsize if n > 1 else None
-    return [Cost((case.elements - min(sizes)) * itemsize, n - 1, None, room)] * n
+    return [Cost((n - 1) * sizes[0] * itemsize, n - 1, None, room)] * n
 
 
 EXERCISE = Exercise(
@@ -128,6 +138,7 @@ EXERCISE = Exercise(
         Wrong(starts_with_the_next_chunk, "wrong", "first astray: step 1"),
         Wrong(adds_what_it_should_copy, "wrong", "2 steps; expected 1"),
         Wrong(sends_whole_tensors, "wasteful", "budget"),
+        Wrong(joins_what_it_kept, "wasteful", "held by a rank in tensors of its own"),
         Wrong(sends_first, "deadlocked", "both receive first"),
         Wrong(knows_four_ranks_only, "crashed", "to or from itself"),
         Wrong(calls_all_gather, "borrowed", "dist.all_gather"),

@@ -55,6 +55,23 @@ def sends_to_rank_0_and_back(tensor: torch.Tensor) -> None:
         dist.recv(tensor, 0)
 
 
+def sends_whole_tensors(tensor: torch.Tensor) -> None:
+    rank, world = dist.get_rank(), dist.get_world_size()
+    total = tensor.clone()
+    for distance in range(1, world):
+        arriving = torch.empty_like(tensor)
+        for work in [dist.isend(tensor, (rank + distance) % world), dist.irecv(arriving, (rank - distance) % world)]:
+            work.wait()
+        total += arriving
+    tensor.copy_(total)
+
+
+def returns_the_sum(tensor: torch.Tensor) -> torch.Tensor:
+    total = tensor.clone()
+    ring_all_reduce(total)
+    return total
+
+
 def averages(tensor: torch.Tensor) -> None:
     ring_all_reduce(tensor)
     tensor.copy_(tensor // dist.get_world_size())
@@ -101,6 +118,8 @@ EXERCISE = Exercise(
         Wrong(adds_in_the_second_half, "wrong", "first astray: step 2"),
         Wrong(starts_the_second_half_with_another_chunk, "wrong", "first astray"),
         Wrong(sends_to_rank_0_and_back, "wasteful", "budget 1,572,864"),
+        Wrong(sends_whole_tensors, "wasteful", "budget 1,572,864"),
+        Wrong(returns_the_sum, "wrong", "what the function returns is not looked at"),
         Wrong(averages, "wrong", "rank 0, element 0"),
         Wrong(calls_reduce_scatter, "borrowed", "dist.all_reduce"),
     ),

@@ -64,6 +64,24 @@ def sends_whole_tensors(tensor: torch.Tensor) -> None:
         passing = arriving
 
 
+def works_on_a_copy(tensor: torch.Tensor) -> None:
+    copy = tensor.clone()
+    ring_reduce_scatter(copy)
+    tensor.copy_(copy)
+
+
+def sends_in_halves(tensor: torch.Tensor) -> None:
+    rank, world = dist.get_rank(), dist.get_world_size()
+    chunks = tensor.tensor_split(world)
+    for step in range(1, world):
+        outgoing, incoming = chunks[(rank - step) % world], chunks[(rank - step - 1) % world]
+        arriving = torch.empty_like(incoming)
+        for mine, theirs in zip(outgoing.tensor_split(2), arriving.tensor_split(2), strict=True):
+            for work in [dist.isend(mine, (rank + 1) % world), dist.irecv(theirs, (rank - 1) % world)]:
+                work.wait()
+        incoming += arriving
+
+
 def receives_first(tensor: torch.Tensor) -> None:
     rank, world = dist.get_rank(), dist.get_world_size()
     chunks = tensor.tensor_split(world)
@@ -146,10 +164,12 @@ EXERCISE = Exercise(
         say("ring_reduce_scatter.question"), say("ring_reduce_scatter.state"), say("ring_reduce_scatter.code"),
     ),
     wrong=(
-        Wrong(starts_with_its_own_chunk, "wrong", "first astray: step 1, rank 0"),
+        Wrong(starts_with_its_own_chunk, "wrong", "rank 0 ends with chunk 1 whole; chunk 0 was asked for"),
         Wrong(forgets_the_last_step, "wrong", "in the end: rank 0, element 0 of the result: expected {0,1}, got {0}"),
         Wrong(adds_twice, "wrong", "'s part arrived twice"),
         Wrong(sends_whole_tensors, "wasteful", "budget 786,432"),
+        Wrong(works_on_a_copy, "wasteful", "held by a rank in tensors of its own"),
+        Wrong(sends_in_halves, "wasteful", "messages of a rank: 6; budget 3"),
         Wrong(receives_first, "deadlocked", "0 waits for 1, 1 waits for 0: both receive first"),
         Wrong(wants_sizes_that_divide, "crashed", "shape"),
         Wrong(receives_as_float, "crashed", "received as something else"),

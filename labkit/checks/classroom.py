@@ -35,15 +35,17 @@ def text(folder: Path) -> str:
 
 
 def _read(folder: Path) -> dict[str, dict[str, Any]]:
-    """Learner → what is known; a file that cannot be read is left out."""
+    """Learner → what is known; a file that cannot be read is left out. All can write here: take nothing for granted."""
     found = {}
     for file in sorted(folder.glob("*.json")):
+        if not file.is_file():  # a pipe would never end
+            continue
         try:
             known = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             continue
         if (well_formed := progress.cleaned(known)) is not None:
-            found[file.stem] = well_formed
+            found[_one_line(file.stem)] = well_formed
     return found
 
 
@@ -59,12 +61,14 @@ def _histograms(learners: dict[str, dict[str, Any]]) -> list[str]:
     for key in keys:
         guesses = [known["guesses"][key] for known in learners.values() if key in known["guesses"]]
         answers = [g["answer"] for g in guesses if "answer" in g]
-        lines.append(say("class.guesses", question=key, answer=answers[0] if answers else say("class.open")))
+        answer = _one_line(answers[0]) if answers else say("class.open")
+        lines.append(say("class.guesses", question=_one_line(key), answer=answer))
         for guess, n in Counter(_one_line(g["guess"]) for g in guesses).most_common():
             lines.append(f"  {'█' * n} {n}  {guess}")
     return lines
 
 
-def _one_line(guess: Any) -> str:
-    """A guess as it may stand on a terminal: somebody else wrote it."""
-    return "".join(c if c.isprintable() else " " for c in str(guess))[:80]
+def _one_line(written: Any) -> str:
+    """What somebody else wrote, as it may stand on a terminal; 12 for 12.0."""
+    told = f"{written:,.15g}" if isinstance(written, float) else str(written)
+    return "".join(c if c.isprintable() else " " for c in told)[:80]

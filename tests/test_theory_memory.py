@@ -252,10 +252,10 @@ def test_eleven_nineteen_four():
     terms = layer_activations(config, s, b)
     assert terms == {
         "attention norm input": 2 * sbh, "attention norm statistics": 4 * s * b, "attention norm output": 2 * sbh,
-        "queries": 2 * sbh, "keys": 2 * sbh, "values": 2 * sbh, "softmax output": 2 * ass, "attention dropout mask": ass,
-        "attention dropout output": 2 * ass, "attention output": 2 * sbh, "projection dropout mask": sbh,
-        "MLP norm input": 2 * sbh, "MLP norm statistics": 4 * s * b, "MLP norm output": 2 * sbh, "up output": 8 * sbh,
-        "GELU output": 8 * sbh, "MLP dropout mask": sbh,
+        "queries": 2 * sbh, "keys": 2 * sbh, "values": 2 * sbh, "softmax output": 2 * ass,
+        "attention dropout mask": ass, "attention dropout output": 2 * ass, "attention output": 2 * sbh,
+        "projection dropout mask": sbh, "MLP norm input": 2 * sbh, "MLP norm statistics": 4 * s * b,
+        "MLP norm output": 2 * sbh, "up output": 8 * sbh, "GELU output": 8 * sbh, "MLP dropout mask": sbh,
     }  # fmt: skip
     mlp = terms["MLP norm output"] + terms["up output"] + terms["GELU output"] + terms["MLP dropout mask"]
     assert mlp == 19 * sbh

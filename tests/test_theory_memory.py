@@ -531,7 +531,9 @@ def test_what_is_held_adds_up_in_every_view():
     buffers = held(LLAMA, 16, 3, "bf16_fp32_gradients", stage=3, ranks=4).buffers
     assert buffers["gathered parameters"] == 2 * unit
     assert buffers["gradients before reduction"] == 4 * unit
-    assert "gathered parameters" not in held(LLAMA, 16, 3, stage=3, ranks=1).buffers
+    extra = [len(held(LLAMA, 16, 3, stage=stage, ranks=4).buffers) - len(logits(LLAMA, 16, 3)) for stage in range(4)]
+    assert extra == [0, 0, 1, 2]
+    assert held(LLAMA, 16, 3, stage=3, ranks=1).buffers == logits(LLAMA, 16, 3)
     fp32 = held(LLAMA, 16, 3, "fp32")
     assert fp32.activations == activations(LLAMA, 16, 3, Setup(width=4))
 

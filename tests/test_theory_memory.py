@@ -380,6 +380,9 @@ def test_first_and_last_layers():
         assert embedding_activations(config, s, b, setup)["embedding dropout mask"] == s * b * h // t
         head = head_activations(config, s, b, setup).without_name("statistics", "indices", "loss weight")
         assert head.total == 4 * s * b * (h + 51200) // t
+    assert embedding_activations(TINY, 16, 3) == {
+        "token indices": 8 * 48, "position indices": 8 * 16, "embedding dropout mask": 48 * 64,
+    }  # fmt: skip
     assert embedding_activations(LLAMA, 16, 3) == {"token indices": 8 * 48, "rotary angles": 4 * 16 * 8}
     assert logits(TINY, 16, 3) == {"logits": 2 * 48 * 96, "logits in fp32": 4 * 48 * 96}
     assert logits(TINY, 16, 3, Setup(width=4)) == {"logits": 4 * 48 * 96}

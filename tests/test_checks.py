@@ -133,14 +133,14 @@ def test_a_smaller_case_fails_in_the_same_way():
     """Of a function with two faults only the one that was found first is followed."""
 
     def raises(tensor):
-        if tensor.numel() == 4:
+        if (dist.get_world_size(), tensor.numel()) == (2, 3):
             raise KeyError("another")
-        if tensor.numel() in (3, 5):
+        if tensor.numel() in (4, 5):
             raise ValueError("this one")
         SOLUTION(tensor)
 
     verdict = labkit.check("ring_reduce_scatter", raises)
-    assert (verdict.kind, verdict.where) == ("crashed", "world 2, 3 elements")
+    assert (verdict.kind, verdict.where) == ("crashed", "world 2, 4 elements")
     assert "this one" in str(verdict)
 
 
@@ -227,14 +227,13 @@ def test_a_tensor_that_was_never_changed():
 def test_a_receive_that_is_never_waited_for():
     def hasty(tensor):
         rank, world = dist.get_rank(), dist.get_world_size()
-        chunks, works = tensor.tensor_split(world), []
+        chunks = tensor.tensor_split(world)
         for step in range(1, world):
             incoming = chunks[(rank - step - 1) % world]
-            arriving = torch.zeros_like(incoming)
-            works = [dist.isend(chunks[(rank - step) % world], (rank + 1) % world),
-                     dist.irecv(arriving, (rank - 1) % world)]  # fmt: skip
-            works[0].wait()
+            arriving = incoming.clone()
+            dist.irecv(arriving, (rank - 1) % world)
             incoming += arriving
+            dist.send(chunks[(rank - step) % world], (rank + 1) % world)
 
     seen = "\n".join(facts("ring_reduce_scatter", hasty))
     assert "rank 0 started a receive from rank 1 and never waited" in seen
@@ -317,12 +316,16 @@ def test_a_stub_on_one_rank_or_after_a_message_is_a_crash():
             raise NotImplementedError
         SOLUTION(tensor)
 
+    def on_rank_1_without_a_word():
+        if dist.get_rank() == 1:
+            raise NotImplementedError
+
     def half_written(tensor):
         SOLUTION(tensor)
         raise NotImplementedError
 
     one, half = labkit.check("ring_reduce_scatter", on_rank_1), labkit.check("ring_all_reduce", half_written)
-    assert one.kind == half.kind == "crashed"
+    assert one.kind == half.kind == labkit.check("barrier", on_rank_1_without_a_word).kind == "crashed"
     assert "not written yet on rank 1 of 2" in str(one)
     assert "not written yet on rank 0, 1 of 2" in str(half)
 
@@ -330,11 +333,15 @@ def test_a_stub_on_one_rank_or_after_a_message_is_a_crash():
 # Memory, output, words
 
 
-def test_arrays_of_numpy_are_counted():
+@pytest.mark.parametrize("share", [1, 8])
+def test_arrays_of_numpy_are_counted(share):
+    """Whether they are too much alone, or together with the tensors."""
+
     def hoards(tensor):
-        kept = [tensor.numpy().copy() for _ in range(2)]
+        kept = [tensor.numpy()[: tensor.numel() // share].copy() for _ in range(5)]
+        if share == 1:
+            kept.clear()
         SOLUTION(tensor)
-        assert kept
 
     seen = str(labkit.check("ring_reduce_scatter", hoards))
     assert seen.startswith("△ right, but wasteful")

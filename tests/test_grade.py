@@ -77,7 +77,7 @@ def calls(tmp_path, *cells):
     ["def made(n):\n    return [i + 7 for i in range(n)]", "table = made(4)", "def barrier(): return table[0]"],
     ["%time table = list(range(7, 9))\ndef barrier(): return table[0]"],
     ["table = []\nfor i in range(3):\n    table.append(i + 5)\ndef barrier(): return table[2]"],
-    ["table = []", "def made(i): return i + 5", "for i in [2]: table.append(made(i))", "def barrier(): return table[0]"],
+    ["table = []", "def f(i): return i + 5", "for i in [2]: table.append(f(i))", "def barrier(): return table[0]"],
     ["table = {}\ntable[0] = int('7')\ndef barrier(): return table[0]"],
     ["a = b = int('3')\na += int('4')\ndef barrier(): return a"],
     ["class Ring:\n    size = int('7')", "ring = Ring()", "def barrier(): return ring.size"],

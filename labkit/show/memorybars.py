@@ -199,7 +199,7 @@ class View:
             for n, line in enumerate(words):
                 yield text(left + width / 2, base + 16 * n, line, self.size + 1 - n, "middle", inside)
             for middle, told in self._told_pieces(part, start) if split else ():
-                yield text(middle, y + self.high - 7, told, 12, "middle", None if self._beyond(middle) else "lk-in")
+                yield text(middle, y + self.high - 7, told, 12, "middle", "lk-in")
             start += part.nbytes
 
     def _beyond(self, x: float) -> bool:
@@ -208,11 +208,12 @@ class View:
 
     def _told_pieces(self, part: Part, start: float) -> Iterator[tuple[float, str]]:
         """The pieces of the optimizer that have room for their name: (middle, words)."""
+        card = self.right if self.axis.capacity is None else self.at(self.axis.capacity)
         for (category, n), (x, width) in zip(part.pieces, self._pieces(part, start), strict=True):
-            left, room = self._clear_between(x, x + width)
+            room = min(x + width, card) - x  # nothing so small is written over the hatching
             words = f"{name_of(category)} {self.axis.unit.tell(n)}"
             if text_width(words, 12) < room - 8:
-                yield left + room / 2, words
+                yield x + room / 2, words
 
     def _clear(self, start: float, nbytes: float) -> tuple[float, float]:
         """Where a part's letter stands: on the wider side of the line of the card."""

@@ -373,12 +373,12 @@ def test_published_numbers_of_parameters(name, parameters, tensors):
 
 @pytest.mark.parametrize("name", ["gpt_7_5b", "gpt_22b", "gpt_175b", "gpt_530b", "gpt_1t"])
 def test_the_papers_models_have_as_many_as_their_equation_says(name):
-    """Narayanan et al. 2021, equation 2, without the last layer norm's 2h."""
+    """Narayanan et al. 2021, equation 2, which leaves the last layer norm's 2h out; sizes from its Table 1."""
     c = preset(name)
     layers, h, v, s = c.layers, c.hidden, c.vocab, c.positions
     assert count(c)[0] == 12 * layers * h * h + 13 * layers * h + (v + s) * h + 2 * h
-    size = {"gpt_7_5b": 7.5, "gpt_22b": 22, "gpt_175b": 175, "gpt_530b": 530, "gpt_1t": 1000}[name]
-    assert count(c)[0] / 1e9 == pytest.approx(size, rel=0.015)
+    size = {"gpt_7_5b": 7.5, "gpt_22b": 22, "gpt_175b": 174.6, "gpt_530b": 529.6, "gpt_1t": 1008}[name]
+    assert count(c)[0] / 1e9 == pytest.approx(size, rel=0.005)
 
 
 def test_a_tied_head_is_the_embedding():

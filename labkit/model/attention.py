@@ -43,12 +43,16 @@ class Attention(nn.Module):
     def forward(
         self, x: torch.Tensor, rotation: Rotation | None = None, mask: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """
+        """Mix what each token may see into it.
+
         Args:
             x: (b, s, h).
             rotation: What `labkit.model.rotary.rotation` says of the tokens' positions; None: they are not turned.
             mask: What `causal_mask` says of them; None: token i sees tokens 0 … i.
-        """  # fmt: skip
+
+        Returns:
+            (b, s, h).
+        """
         q, k, v = self.heads(x)  # (b, s, a, d), then twice (b, s, kv heads, d)
         if rotation is not None:
             q, k = rotate(q, rotation), rotate(k, rotation)

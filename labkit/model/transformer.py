@@ -54,7 +54,8 @@ class Transformer(nn.Module):
         self.reset_parameters()
 
     def forward(self, tokens: torch.Tensor, positions: torch.Tensor | None = None) -> torch.Tensor:
-        """
+        """Score every possible next token after each token.
+
         Args:
             tokens: (b, s), each from 0 up to, but not, V.
             positions: Where each token stands in its sequence, (s,) for all sequences or (b, s); default 0 … s−1. A
@@ -67,7 +68,7 @@ class Transformer(nn.Module):
             TypeError: Tokens or positions that are no whole numbers.
             ValueError: A wrong shape, or longer than `config.positions`; on a CPU also a token or a position out of
                 range (a GPU would have to be waited for).
-        """  # fmt: skip
+        """
         self._check(tokens, positions)
         x = self.embed(tokens, positions)  # (b, s, h)
         angles, mask = self.order(tokens.shape[1], positions)

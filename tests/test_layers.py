@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "memory": {"trace", "device"},
     "collectives": {"trace", "device"},
     "data_parallel": {"collectives", "device", "trace"},
-    "checks": {"collectives", "progress", "run", "trace", "device", "show", "theory", "world"},
+    "checks": {"collectives", "data_parallel", "pace", "progress", "run", "trace", "device", "show", "theory", "world"},
     "bench": {"collectives", "data_parallel", "memory", "model", "run", "trace", "device", "world"},
     "cli": {"*"},
 }

@@ -7,6 +7,7 @@ it; what another thread does; and a solution that was copied.
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +20,13 @@ from labkit.collectives.choose import EVERY
 PACKAGE = Path(labkit.__file__).parent
 EXERCISES, WORLD = str(PACKAGE / "checks" / "exercises"), str(PACKAGE / "world")
 #: Files that do an exercise, besides the solutions: an algorithm each.
-ALGORITHMS = {str(PACKAGE / "collectives" / f"{name}.py") for name in EVERY}
+ALGORITHMS = frozenset(str(PACKAGE / "collectives" / f"{name}.py") for name in EVERY)
+#: Files in which the gradients of a whole module are averaged.
+DATA_PARALLEL = frozenset(
+    [str(PACKAGE / "data_parallel" / f"{name}.py") for name in ("naive", "reducer", "wrapper")]
+    + [spec.origin for name in ("distributed", "data_parallel")
+       if (spec := importlib.util.find_spec(f"torch.nn.parallel.{name}")) and spec.origin]
+)  # fmt: skip
 #: Methods of a backend that move data. The process group that records, in `labkit.world`, is the one to call them.
 METHODS = {
     "_allgather_base", "_reduce_scatter_base", "all_gather_single", "all_to_all_single", "allgather", "allreduce",
@@ -38,10 +45,11 @@ class Borrowing:
 
     Args:
         ours: The function is one of ours, and may call another.
+        theirs: Files that do the exercise.
     """
 
-    def __init__(self, ours: bool) -> None:
-        self.ours = ours
+    def __init__(self, ours: bool, theirs: frozenset[str] = ALGORITHMS) -> None:
+        self.ours, self.theirs = ours, theirs
         self.name: str | None = None
 
     def __enter__(self) -> Borrowing:
@@ -55,14 +63,11 @@ class Borrowing:
     def _see(self, frame: FrameType, event: str, arg: Any) -> None:
         if event == "call":
             code = frame.f_code
-            if code.co_filename in ALGORITHMS or (not self.ours and code.co_filename.startswith(EXERCISES)):
-                self._note(code.co_filename, code.co_name)
+            if code.co_filename in self.theirs or (not self.ours and code.co_filename.startswith(EXERCISES)):
+                module = frame.f_globals.get("__name__", "").removeprefix("labkit.")
+                self.name = self.name or f"{module}.{code.co_name}"
         elif event == "c_call" and _moves_data(arg) and not frame.f_code.co_filename.startswith(WORLD):
             self.name = self.name or f"backend.{arg.__name__}"
-
-    def _note(self, path: str, name: str) -> None:
-        module = ".".join(Path(path).relative_to(PACKAGE).with_suffix("").parts)
-        self.name = self.name or f"{module}.{name}"
 
 
 def _moves_data(function: Any) -> bool:

@@ -10,6 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from labkit.show.words import count, say
+from labkit.trace import Trace
+
 #: What the tensors of a case hold. "parts": rank r brings 16**r, so that a wrong sum tells whose part is missing or
 #: twice. "numbers": small whole numbers, all different, so that a wrong place shows.
 KINDS = ("parts", "numbers")
@@ -43,12 +46,15 @@ class Cost:
         rounds: Of the whole world: the longest chain of messages each of which had to wait for the one before.
         peak: Most bytes held at once in tensors and NumPy arrays that the function made. Told of large tensors only: a
             scalar more is no fault.
+        calls, handed: Collectives that it takes part in, and the bytes that it hands to them.
     """
 
     nbytes: int | None = None
     messages: int | None = None
     rounds: int | None = None
     peak: int | None = None
+    calls: int | None = None
+    handed: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +68,17 @@ class Wrong:
 
 def anything(case: Case) -> bool:
     return True
+
+
+def nothing(case: Case) -> bool:
+    """For an exercise whose cases are the smallest already."""
+    return False
+
+
+def in_words(case: Case) -> str:
+    """A case as a verdict names it."""
+    told = [say("check.world", ranks=case.ranks), count("check.elements", case.elements)]
+    return ", ".join(told if case.dtype == "int64" else [*told, case.dtype])
 
 
 def full_chunks(case: Case) -> bool:
@@ -93,6 +110,10 @@ class Exercise:
         legal: ``legal(case)``: whether a case that is smaller than one of `cases` may be shown.
         compare: ``compare(case, values, expected)``: the ranks that are wrong; by default those that differ.
         tells: ``tells(case, values, wrong ranks)``: what is wrong, where "expected … got …" would not say it.
+        where: ``where(case)``: the case in words.
+        allowed: Collectives, of torch's or labkit's, that may be called; any other is borrowed.
+        theirs: Files of which no function may be called, since it does the exercise; ``None``: labkit's algorithms.
+        order: ``order(case, trace)``: what is wasteful in the order of events, in words; nothing, if nothing is.
     """
 
     name: str
@@ -109,3 +130,7 @@ class Exercise:
     legal: Callable[[Case], bool] = anything
     compare: Callable[[Case, list[Any], list[Any]], list[int]] = differing
     tells: Callable[[Case, list[Any], list[int]], str] | None = None
+    where: Callable[[Case], str] = in_words
+    allowed: tuple[str, ...] = ()
+    theirs: frozenset[str] | None = None
+    order: Callable[[Case, Trace], str] | None = None

@@ -10,14 +10,15 @@ from labkit.checks import astray
 from labkit.checks.exercise import Case, Cost, Exercise
 from labkit.checks.look import GLANCE, LIMIT, Outcome, look, look_once
 from labkit.checks.shrink import smallest
-from labkit.checks.trial import is_large
+from labkit.checks.trial import GIVEN, is_large
 from labkit.checks.verdict import Verdict
-from labkit.show.words import count, say
-from labkit.trace import Trace
+from labkit.collectives import ALGORITHMS
+from labkit.show.words import say
+from labkit.trace import Event, Trace
 from labkit.world.failure import Row
 from labkit.world.place import shown_place
 
-__all__ = ["LIMIT", "costs", "judge", "rounds", "where"]
+__all__ = ["LIMIT", "costs", "judge", "rounds"]
 
 
 def judge(exercise: Exercise, fn: Callable[..., Any]) -> Verdict:
@@ -35,7 +36,8 @@ def judge(exercise: Exercise, fn: Callable[..., Any]) -> Verdict:
         seen.append(outcome)
     _print(seen[0])
     spent = [(o.case, costs(o.run)) for o in seen if o.run is not None]
-    return _over_budget(exercise, spent) or Verdict(exercise.name, "right", "", (_all_right(exercise), *_spent(spent)))
+    wasteful = _over_budget(exercise, spent) or _out_of_order(exercise, seen)
+    return wasteful or Verdict(exercise.name, "right", "", (_all_right(exercise), *_spent(exercise, spent)))
 
 
 def _smallest(exercise: Exercise, fn: Callable[..., Any], found: Outcome, passed: list[Case]) -> Outcome:
@@ -48,12 +50,6 @@ def _smallest(exercise: Exercise, fn: Callable[..., Any], found: Outcome, passed
 def _print(outcome: Outcome) -> None:
     if text := outcome.output:
         print(text)
-
-
-def where(case: Case) -> str:
-    """A case in words."""
-    told = [say("check.world", ranks=case.ranks), count("check.elements", case.elements)]
-    return ", ".join(told if case.dtype == "int64" else [*told, case.dtype])
 
 
 def _told(exercise: Exercise, outcome: Outcome) -> Verdict:
@@ -77,16 +73,29 @@ def _told(exercise: Exercise, outcome: Outcome) -> Verdict:
         lines, picture = astray.story(exercise, case, run)
     if failure is not None and exercise.ring:
         lines = (*lines, *astray.turned(failure.trace))
-    return Verdict(exercise.name, outcome.kind, where(case), lines, picture)
+    return Verdict(exercise.name, outcome.kind, exercise.where(case), lines, picture)
 
 
 def costs(run: labkit.Run) -> list[Cost]:
     """What each rank spent."""
     found = []
     for rank, tried in enumerate(run.values):
-        sends = [e for e in run.trace.of(rank) if e.kind == "send"]
-        found.append(Cost(sum(e.nbytes for e in sends), len(sends), rounds(run.trace), tried.peak))
+        mine = [e for e in run.trace.of(rank) if GIVEN not in e.labels]
+        sends, calls = [e for e in mine if e.kind == "send"], collectives(mine)
+        found.append(
+            Cost(
+                sum(e.nbytes for e in sends), len(sends), rounds(run.trace), tried.peak,
+                len(calls), sum(e.nbytes for e in calls),
+            )
+        )  # fmt: skip
     return found
+
+
+def collectives(events: list[Event]) -> list[Event]:
+    """Those that a rank was asked for: torch's, and labkit's as a whole, not what they do inside."""
+    of_labkit = {e.index for e in events if e.kind == "span" and e.name.split(" ")[0] in ALGORITHMS}
+    asked = [e for e in events if e.index in of_labkit or (e.kind == "collective" and e.name != "new_group")]
+    return [e for e in asked if e.parent not in of_labkit]
 
 
 def rounds(trace: Trace) -> int:
@@ -113,8 +122,8 @@ def rounds(trace: Trace) -> int:
 
 
 def _over_budget(exercise: Exercise, spent: list[tuple[Case, list[Cost]]]) -> Verdict | None:
-    """Bytes first, then messages, rounds, memory; of each the last, largest case that is over."""
-    for unit in ("nbytes", "messages", "rounds", "peak"):
+    """Bytes first, then messages, rounds, collectives, memory; of each the last, largest case that is over."""
+    for unit in ("nbytes", "messages", "rounds", "calls", "handed", "peak"):
         for case, by_rank in reversed(spent):
             over = [
                 (getattr(cost, unit) - limit, getattr(cost, unit), limit)
@@ -124,8 +133,15 @@ def _over_budget(exercise: Exercise, spent: list[tuple[Case, list[Cost]]]) -> Ve
             ]
             if over:
                 _, have, limit = max(over)
-                line = f"{_excess(unit, have, limit)}   {where(case)}"
+                line = f"{_excess(unit, have, limit)}   {exercise.where(case)}"
                 return Verdict(exercise.name, "wasteful", _all_right(exercise), (line,))
+    return None
+
+
+def _out_of_order(exercise: Exercise, seen: list[Outcome]) -> Verdict | None:
+    for o in seen:
+        if exercise.order and o.run is not None and (line := exercise.order(o.case, o.run.trace)):
+            return Verdict(exercise.name, "wasteful", _all_right(exercise), (f"{line}   {exercise.where(o.case)}",))
     return None
 
 
@@ -136,6 +152,8 @@ def _excess(unit: str, have: int, limit: int) -> str:
         "nbytes": lambda: say("check.over_bytes", **numbers),
         "messages": lambda: say("check.over_messages", **numbers),
         "rounds": lambda: say("check.over_rounds", **numbers),
+        "calls": lambda: say("check.over_calls", **numbers),
+        "handed": lambda: say("check.over_handed", **numbers),
         "peak": lambda: say("check.over_peak", **numbers),
     }[unit]()
 
@@ -144,11 +162,22 @@ def _all_right(exercise: Exercise) -> str:
     return say("check.all", cases=len(exercise.cases))
 
 
-def _spent(spent: list[tuple[Case, list[Cost]]]) -> list[str]:
-    """The largest case's bytes and messages, for somebody who got it right."""
-    case, by_rank = max(spent, key=lambda pair: sum(c.nbytes or 0 for c in pair[1]))
-    most = max(by_rank, key=lambda c: c.nbytes or 0)
-    return [say("check.spent", nbytes=f"{most.nbytes:,}", messages=most.messages, where=where(case))]
+def _spent(exercise: Exercise, spent: list[tuple[Case, list[Cost]]]) -> list[str]:
+    """The largest case's bytes and messages, or collectives, for somebody who got it right."""
+    for total, told in (("nbytes", _messages), ("handed", _collectives)):
+        case, by_rank = max(spent, key=lambda pair: sum(getattr(c, total) or 0 for c in pair[1]))
+        most = max(by_rank, key=lambda c: getattr(c, total) or 0)
+        if getattr(exercise.budget(case)[0], total) is not None:
+            return [told(most, exercise.where(case))]
+    return []
+
+
+def _messages(most: Cost, where: str) -> str:
+    return say("check.spent", nbytes=f"{most.nbytes:,}", messages=most.messages, where=where)
+
+
+def _collectives(most: Cost, where: str) -> str:
+    return say("check.handed", nbytes=f"{most.handed:,}", calls=most.calls, where=where)
 
 
 def _deadlocked(stuck: labkit.RunTimeout) -> tuple[str, ...]:

@@ -20,10 +20,12 @@ import torch.distributed as dist
 from torch.overrides import TorchFunctionMode
 
 from labkit import device
-from labkit.checks.borrow import Borrowing, is_ours
+from labkit.checks.borrow import ALGORITHMS, Borrowing, is_ours
 from labkit.checks.exercise import Case, Exercise
 from labkit.trace import watch
 
+#: The label of what an exercise does itself, on a rank: it counts as nobody's.
+GIVEN = "given"
 #: Bytes of a budget from which memory is judged, and NumPy's counted; Python's own needs are less.
 LARGE = 2**16
 
@@ -48,7 +50,7 @@ class Tried:
 def attempt(exercise: Exercise, fn: Callable[..., Any], case: Case) -> Tried:
     """Call the learner's function once; run on every rank."""
     meter = Meter(arrays=is_large(exercise.budget(case)[dist.get_rank()].peak))
-    borrowing = Borrowing(is_ours(fn))
+    borrowing = Borrowing(is_ours(fn), ALGORITHMS if exercise.theirs is None else exercise.theirs)
     tried = Tried()
 
     @functools.wraps(fn)

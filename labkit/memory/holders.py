@@ -28,6 +28,9 @@ class Holders:
         self._modules = [weakref.ref(module) for module in modules]
         self._optimizers = [weakref.ref(optimizer) for optimizer in optimizers]
         self._tracked: list[tuple[int, Callable[[], Any]]] = []
+        self._masters: list[weakref.ref] = []
+        #: Whether there is a function to ask at each count.
+        self.asks = False
 
     def modules(self) -> list[torch.nn.Module]:
         return [module for ref in self._modules if (module := ref()) is not None]
@@ -39,9 +42,18 @@ class Holders:
         """Claim these tensors from now on; what a function returns is asked for at each count."""
         if callable(source) and not isinstance(source, torch.Tensor):
             self._tracked.append((category, source))
+            self.asks = True
         else:
             refs = [weakref.ref(tensor) for tensor in tensors_in(source)]
             self._tracked.append((category, lambda: [ref() for ref in refs]))
+
+    def states(self) -> int:
+        """How many parameters the optimizers keep a state of."""
+        return sum(len(optimizer.state) for optimizer in self.optimizers())
+
+    def master_gradients(self) -> list[torch.Tensor]:
+        """Gradients of the master copies found at the last count, which no hook of autograd announces."""
+        return [m.grad for ref in self._masters if (m := ref()) is not None and m.grad is not None]
 
     def parameters(self) -> dict[torch.nn.Parameter, tuple[int, str]]:
         """Each parameter with its category (the model's or a master copy) and its name."""
@@ -53,6 +65,7 @@ class Holders:
         for optimizer in self.optimizers():
             for parameter in _of_groups(optimizer):
                 found.setdefault(parameter, (category, f"{CATEGORIES[category]} {len(found)}"))
+        self._masters = [weakref.ref(parameter) for parameter, (c, _) in found.items() if c == MASTER]
         return found
 
     def claims(self) -> Iterator[Claim]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -10,7 +9,7 @@ from typing import Any
 
 import torch
 
-from labkit.memory.categories import ACTIVATIONS, CATEGORIES, OTHER, UNCOUNTED, storages
+from labkit.memory.categories import ACTIVATIONS, CATEGORIES, GRADIENTS, OTHER, UNCOUNTED, storages
 from labkit.trace import recorder
 
 #: Points of a time line; when there are more, of two neighbours the higher stays.
@@ -49,7 +48,7 @@ class Point:
 
     step: int
     phase: str | None
-    op: str | None = None
+    op: Any = None
     layer: str | None = None
     labels: dict[str, Any] = field(default_factory=dict)
 
@@ -74,8 +73,9 @@ class Peak:
 class Ledger:
     """Storages by category.
 
-    Storages are freed in any thread that drops the last reference (autograd has one a GPU, collectives have their
-    own), and by the garbage collector in the midst of anything: hence the lock, which a thread may take twice.
+    There is no lock, though storages are freed in any thread (autograd has one a GPU, collectives have their own) and
+    by the garbage collector in the midst of anything. `_count` changes an entry and the totals in statements that
+    call nothing, and CPython passes its lock on at calls and backward jumps only; all else may happen twice.
     """
 
     def __init__(self) -> None:
@@ -87,12 +87,13 @@ class Ledger:
         self.phase: str | None = None
         self.op: Any = None
         self.layer: str | None = None
+        #: Whether a claimed storage other than a gradient's has died: parameters moved, a layer or a state replaced.
+        self.moved = False
         self._peak = self.peaks[None]
         self._rising = True
         self._entries: dict[int, Entry] = {}
         self._claimed: list[Entry] = []
         self._change = self._round = 0
-        self._lock = threading.RLock()
         self._on_death: Callable[[Any], None] = self._died
 
     # What happens to a storage
@@ -106,75 +107,70 @@ class Ledger:
         new = Entry(storage, self._on_death)
         new.key, new.nbytes, new.made, new.claim = key, storage.nbytes(), False, None
         new.round, new.saves, new.at, new.since = 0, 0, UNCOUNTED, self._change
-        self._entries[key] = new
-        return new
+        return self._entries.setdefault(key, new)
 
     def make(self, storage: torch.UntypedStorage) -> None:
         """An operation returned a tensor in this storage; if it is a new one, it is the operation's."""
-        with self._lock:
-            known = self._entries.get(storage._cdata)
-            if known is None:
-                known = self.entry(storage)
-                known.made = True
-                self._recount(known)
-            elif known.nbytes != storage.nbytes():
-                self._resize(known, storage.nbytes())
+        known = self._entries.get(storage._cdata)
+        if known is None:
+            known = self.entry(storage)
+            known.made = True
+            self._count(known, OTHER)
+        elif known.nbytes != storage.nbytes():
+            self._resize(known, storage.nbytes())
 
     def save(self, storage: torch.UntypedStorage) -> Entry:
         """Autograd keeps a tensor of this storage for backward."""
-        with self._lock:
-            entry = self.entry(storage)
-            entry.saves += 1
-            if entry.saves == 1:
-                self._recount(entry)
+        entry = self.entry(storage)
+        entry.saves += 1
+        if entry.saves == 1 and entry.claim is None:
+            self._count(entry, ACTIVATIONS)
         return entry
 
     def release(self, entry: Entry) -> None:
         """Autograd keeps one tensor less of this storage."""
-        with self._lock:
-            entry.saves -= 1
-            if entry.saves == 0:
-                self._recount(entry)
+        entry.saves -= 1
+        if entry.saves == 0 and entry.claim is None:
+            self._count(entry, OTHER if entry.made else UNCOUNTED)
 
     def claim(self, category: int, tensor: torch.Tensor) -> None:
         """A tensor of this category has turned up, such as a gradient during backward; an older claim stays."""
-        with self._lock:
-            for storage in storages(tensor):
-                entry = self.entry(storage)
-                if entry.claim is None:
-                    self._claimed.append(entry)
-                    entry.claim = category
-                    self._recount(entry)
+        for storage in storages(tensor):
+            entry = self.entry(storage)
+            if entry.claim is None:
+                entry.claim = category
+                self._claimed.append(entry)
+                self._count(entry, category)
 
     def claim_all(self, claims: Iterable[tuple[int, torch.Tensor]]) -> None:
         """All claims there are: a storage claimed twice belongs to the first, one no longer claimed to nobody."""
-        with self._lock:
-            self._round += 1
-            before, self._claimed = self._claimed, []
-            for category, tensor in claims:
-                for storage in storages(tensor):
-                    entry = self.entry(storage)
-                    if entry.round != self._round:
-                        self._found(entry, category, storage.nbytes())
-            for entry in before:
-                if entry.round != self._round and entry.claim is not None:
-                    entry.claim = None
-                    self._recount(entry)
+        self._round += 1
+        self.moved = False
+        before, self._claimed = self._claimed, []
+        for category, tensor in claims:
+            for storage in storages(tensor):
+                entry = self.entry(storage)
+                if entry.round != self._round:
+                    self._found(entry, category, storage.nbytes())
+        for entry in before:
+            if entry.round != self._round and entry.claim is not None:
+                entry.claim = None
+                self._count(entry, ACTIVATIONS if entry.saves else OTHER if entry.made else UNCOUNTED)
 
     def _found(self, entry: Entry, category: int, nbytes: int) -> None:
         entry.round = self._round
         self._claimed.append(entry)
         if entry.nbytes != nbytes:
             self._resize(entry, nbytes)
-        if entry.claim != category:
-            entry.claim = category
-            self._recount(entry)
+        entry.claim = category
+        self._count(entry, category)
 
     def _died(self, entry: Any) -> None:
-        with self._lock:
-            del self._entries[entry.key]
-            self._count(entry, UNCOUNTED)
-            entry.claim, entry.saves = None, 0
+        self._entries.pop(entry.key, None)
+        if entry.claim is not None:
+            self.moved = self.moved or entry.claim != GRADIENTS
+            entry.claim = None
+        self._count(entry, UNCOUNTED)
 
     def _resize(self, entry: Entry, nbytes: int) -> None:
         at = entry.at
@@ -184,34 +180,29 @@ class Ledger:
 
     # Totals
 
-    def _recount(self, entry: Entry) -> None:
-        if entry.claim is not None:
-            self._count(entry, entry.claim)
-        elif entry.saves:
-            self._count(entry, ACTIVATIONS)
-        else:
-            self._count(entry, OTHER if entry.made else UNCOUNTED)
-
     def _count(self, entry: Entry, after: int) -> None:
         """Move an entry's bytes to another category: the total grows, shrinks, or stays."""
-        before, nbytes, now = entry.at, entry.nbytes, self.now
-        if before == after:
+        now, peak = self.now, self._peak
+        if entry.at == after:
             return
-        if before == UNCOUNTED:
+        if entry.at == UNCOUNTED:
             if not self._rising:
                 self.mark(rising=True)
-            self.total += nbytes
         elif after == UNCOUNTED:
             if self._rising:
                 self.mark(rising=False)
-            self.total -= nbytes
-        elif before == OTHER:
+        elif entry.at == OTHER:
             self._rename(entry, after)
+        before, nbytes = entry.at, entry.nbytes  # from here to the totals: no calls
+        entry.at = after
         now[before] -= nbytes
         now[after] += nbytes
-        self._change += 1
-        entry.at, entry.since = after, self._change
-        peak = self._peak
+        self._change = entry.since = self._change + 1
+        if before == UNCOUNTED:
+            self.total += nbytes
+        elif after == UNCOUNTED:
+            self.total -= nbytes
+            return
         if self.total > peak.total:
             peak.set(self)
         if now[after] > peak.highest[after]:
@@ -236,9 +227,7 @@ class Ledger:
     def mark(self, rising: bool) -> None:
         """A point of the time line: the total turns here, or a phase begins or ends."""
         self._rising = rising
-        point = (self.step, self.phase, tuple(self.now))
-        if not self.points or self.points[-1] != point:
-            self.points.append(point)
+        self.points.append((self.step, self.phase, tuple(self.now)))
         if len(self.points) > LIMIT:
             self._thin()
 
@@ -249,10 +238,9 @@ class Ledger:
 
     def begin(self, phase: str | None) -> None:
         """From here on it is this phase."""
-        with self._lock:
-            self.phase, self.op, self.layer = phase, None, None
-            self._peak = self.peaks.setdefault(phase, Peak())
-            if self.total > self._peak.total:
-                self._peak.set(self)
-            self._peak.highest = [max(pair) for pair in zip(self._peak.highest, self.now, strict=True)]
-            self.mark(rising=True)
+        self.phase, self.op, self.layer = phase, None, None
+        self._peak = self.peaks.setdefault(phase, Peak())
+        if self.total > self._peak.total:
+            self._peak.set(self)
+        self._peak.highest = [max(pair) for pair in zip(self._peak.highest, self.now, strict=True)]
+        self.mark(rising=True)

@@ -20,21 +20,29 @@ class MadeStorages(TorchDispatchMode):
 
     supports_higher_order_operators = True
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No wrapper that keeps torch.compile out: it would cost as much as the rest of the mode."""
+        return False
+
     def __init__(self, ledger: Ledger) -> None:
         super().__init__()
         self._ledger = ledger
-        self._allocates: dict[Any, bool] = {}
+        self._allocates: dict[int, bool] = {}  # by the operation's id, since its own hash is slow
 
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: object, args: tuple = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **kwargs) if kwargs else func(*args)
-        allocates = self._allocates.get(func)
+        allocates = self._allocates.get(id(func))
         if allocates is None:
-            allocates = self._allocates[func] = _allocates(func)
+            allocates = self._allocates[id(func)] = _allocates(func)
         if allocates:
             self._ledger.op = func
-            self._look(result)
+            if type(result) is torch.Tensor and result.layout is torch.strided:  # nearly always: be quick
+                self._ledger.make(result.untyped_storage())
+            else:
+                self._look(result)
         return result
 
     def _look(self, result: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -89,11 +89,12 @@ class MemoryMeter:
         for module in modules:
             if not isinstance(module, torch.nn.Module):
                 raise TypeError(
-                    f"{module!r:.80} is no torch.nn.Module: give optimizers as optimizer=, tensors to track()"
+                    f"{_kind(module)}: expected a torch.nn.Module; optimizers go to optimizer=, tensors to track()"
                 )
         self.mode = mode
         self._holders = Holders(modules, _optimizers(optimizer))
         self._ledger = Ledger()
+        self._states = 0
         self._entered = 0
         self._exits = ExitStack()
         if master is not None:
@@ -138,7 +139,7 @@ class MemoryMeter:
         try:
             yield
         finally:
-            self._count()
+            self._count_if_changed()
             self._ledger.mark(rising=True)
             if name == "step":
                 self._ledger.step += 1
@@ -172,7 +173,7 @@ class MemoryMeter:
     # Reading
 
     def held(self) -> dict[str, int]:
-        """Bytes by category now; all eight are there. Also outside ``with``, except for what is saved meanwhile."""
+        """Bytes by category now; all eight are there. Also outside ``with``, but what is saved outside is not seen."""
         self._count()
         return by_name(self._ledger.now)
 
@@ -184,7 +185,8 @@ class MemoryMeter:
     @property
     def peak_at(self) -> Point:
         """Where the total was highest: step, phase, operation, layer, labels."""
-        return self._highest_phase().point
+        point = self._highest_phase().point
+        return replace(point, op=point.op and point.op.name())
 
     @property
     def by_phase(self) -> dict[str, dict[str, int]]:
@@ -199,7 +201,9 @@ class MemoryMeter:
     @property
     def samples(self) -> list[tuple[int, str | None, dict[str, int]]]:
         """The time line: (step, phase, bytes by category) wherever the total turned, or a phase began or ended."""
-        return [(step, phase, by_name(held)) for step, phase, held in self._ledger.points]
+        points = self._ledger.points
+        changes = [new for old, new in zip([None, *points], points, strict=False) if new != old]
+        return [(step, phase, by_name(held)) for step, phase, held in changes]
 
     def holdings(self) -> list[Holding]:
         """Storage by storage, who lives in it: parameters, gradients, states, buffers; not activations and others."""
@@ -237,7 +241,17 @@ class MemoryMeter:
         return max(self._ledger.peaks.values(), key=lambda peak: (peak.total, peak.point.phase is not None))
 
     def _count(self) -> None:
+        self._states = self._holders.states()
         self._ledger.claim_all((category, tensor) for category, tensor, _ in self._holders.claims())
+
+    def _count_if_changed(self) -> None:
+        """Going through all tensors takes longer than a small layer: at the ends of phases only if there is a reason.
+
+        Gradients arrive by a hook, and the ledger hears what dies. A layer replaced while the old one lives on, and
+        a gradient assigned by hand, are found by `held` and at the end.
+        """
+        if self._ledger.moved or self._holders.asks or self._states != self._holders.states():
+            self._count()
 
     def _watch_gradients(self, exits: ExitStack) -> None:
         """A gradient is known as such from the moment it is there, not only when the phase ends."""
@@ -254,14 +268,18 @@ class MemoryMeter:
     def _watch_optimizers(self, exits: ExitStack) -> None:
         """Before a step, masters have been given gradients; after the first one, there are moments."""
 
-        def count(*_: object) -> None:
+        def before(*_: object) -> None:
             self._ledger.layer = None
-            self._count()
+            for gradient in self._holders.master_gradients():
+                self._ledger.claim(GRADIENTS, gradient)
+
+        def after(*_: object) -> None:
+            self._count_if_changed()
 
         for optimizer in self._holders.optimizers():
             if isinstance(optimizer, torch.optim.Optimizer):
-                exits.callback(optimizer.register_step_pre_hook(count).remove)
-                exits.callback(optimizer.register_step_post_hook(count).remove)
+                exits.callback(optimizer.register_step_pre_hook(before).remove)
+                exits.callback(optimizer.register_step_post_hook(after).remove)
 
     def _watch_layers(self, exits: ExitStack) -> None:
         """Which submodule runs. In backward the saved tensors say it: see `Saved.layer`."""
@@ -284,7 +302,7 @@ def _optimizers(given: Any) -> list[Any]:
     found = [] if given is None else list(given) if isinstance(given, Iterable) else [given]
     for optimizer in found:
         if not (hasattr(optimizer, "param_groups") and hasattr(optimizer, "state")):
-            raise TypeError(f"optimizer={optimizer!r:.80}: expected param_groups and state, as torch.optim has them")
+            raise TypeError(f"optimizer: {_kind(optimizer)}: expected param_groups and state, as torch.optim has them")
     return found
 
 
@@ -294,5 +312,10 @@ def _tracked(source: Source) -> Source:
         TypeError: There can be no tensors in it.
     """
     if isinstance(source, torch.nn.Module) or not (callable(source) or isinstance(source, (torch.Tensor, Iterable))):
-        raise TypeError(f"{source!r:.80}: expected a tensor, tensors, or a function that returns them")
+        raise TypeError(f"{_kind(source)}: expected a tensor, tensors, or a function that returns them")
     return source
+
+
+def _kind(given: object) -> str:
+    """What was given, in a word: a model's or a tensor's repr can be pages long."""
+    return repr(given) if isinstance(given, (str, int, float, type(None))) else f"a {type(given).__name__}"

@@ -29,7 +29,11 @@ class Saved:
     __slots__ = ("entries", "kept", "layer", "ledger", "version")
 
     def __init__(self, kept: Any, version: int, entries: Iterable[Entry], ledger: Ledger) -> None:
-        self.kept, self.version, self.entries, self.ledger, self.layer = kept, version, entries, ledger, ledger.layer
+        self.kept = kept
+        self.version = version
+        self.entries = entries
+        self.ledger = ledger
+        self.layer = ledger.layer
 
     def __del__(self) -> None:
         for entry in self.entries:
@@ -51,7 +55,11 @@ class SavedTensors:
 
     def _pack(self, tensor: torch.Tensor) -> Saved:
         ledger = self._ledger
-        return Saved(tensor, tensor._version, [ledger.save(storage) for storage in storages(tensor)], ledger)
+        if tensor.requires_grad:  # the result of an operation, which must not hold the graph that is to hold it
+            tensor = tensor.detach()
+        if type(tensor) is torch.Tensor and tensor.layout is torch.strided:  # nearly always: be quick
+            return Saved(tensor, tensor._version, (ledger.save(tensor.untyped_storage()),), ledger)
+        return Saved(tensor, tensor._version, [ledger.save(s) for s in storages(tensor)], ledger)
 
     def _over(self, pack_below: Callable[[torch.Tensor], Any], unpack_below: Callable[[Any], torch.Tensor]) -> Hooks:
         """Hooks that leave to those below what is kept: another meter, a checkpoint (nothing), an offload (a copy)."""

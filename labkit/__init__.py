@@ -24,6 +24,8 @@ _HOME = {
     "Disagreement": "labkit.world.failure",
     "collectives": "labkit.collectives",
     "data_parallel": "labkit.data_parallel",
+    "sequence_parallel": "labkit.sequence_parallel",
+    "tensor_parallel": "labkit.tensor_parallel",
     "check": "labkit.checks",
     "impostors": "labkit.checks.impostors",
     "quiet": "labkit.turns",

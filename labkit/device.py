@@ -132,6 +132,25 @@ def memory() -> dict[str, int]:
     }
 
 
+def rng_state() -> torch.Tensor:
+    """Where the random stream of this rank's device stands."""
+    import torch
+
+    if _current is not None and _current.type == "cuda":
+        return torch.cuda.get_rng_state(_current)
+    return torch.get_rng_state()
+
+
+def set_rng_state(state: torch.Tensor) -> None:
+    """Go on from where `rng_state` stood."""
+    import torch
+
+    if _current is not None and _current.type == "cuda":
+        torch.cuda.set_rng_state(state, _current)
+    else:
+        torch.set_rng_state(state)
+
+
 class Clock:
     """Stamps for events. On the CPU a stamp is host time; on CUDA it is a CUDA event on the current stream.
 

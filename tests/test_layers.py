@@ -21,6 +21,8 @@ MAY_IMPORT = {
     "show": {"progress", "trace"},
     "memory": {"trace", "device"},
     "collectives": {"trace", "device"},
+    "tensor_parallel": {"collectives", "device", "model", "trace"},
+    "sequence_parallel": {"collectives", "device", "model", "tensor_parallel", "trace"},
     "data_parallel": {"collectives", "device", "trace"},
     "checks": {"collectives", "data_parallel", "pace", "progress", "run", "trace", "device", "show", "theory", "world"},
     "bench": {"collectives", "data_parallel", "memory", "model", "run", "trace", "device", "world"},

@@ -6,7 +6,7 @@
 An algorithm is a file: `ring`, `tree`, `central`, `mesh`, `halving_doubling`, `hierarchical`. Read `ring` first.
 """
 
-from labkit.collectives.choose import ALGORITHMS, using
+from labkit.collectives.choose import ALGORITHMS, again, asked, using
 from labkit.collectives.messages import batch_isend_irecv, irecv, isend, recv, send
 from labkit.collectives.operations import (
     all_gather,
@@ -24,9 +24,11 @@ from labkit.collectives.placement import Placement, mark, placement
 __all__ = [
     "ALGORITHMS",
     "Placement",
+    "again",
     "all_gather",
     "all_reduce",
     "all_to_all",
+    "asked",
     "barrier",
     "batch_isend_irecv",
     "broadcast",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any
 
@@ -54,6 +54,16 @@ def using(algorithm: str) -> Iterator[None]:
         yield
     finally:
         _chosen.reset(token)
+
+
+def asked() -> str | None:
+    """What `using` says here, to be said `again` in a backward, which runs when `using` is over."""
+    return _chosen.get()
+
+
+def again(algorithm: str | None) -> AbstractContextManager[None]:
+    """`using`, or nothing if nothing was asked for."""
+    return nullcontext() if algorithm is None else using(algorithm)
 
 
 def choose(

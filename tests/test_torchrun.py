@@ -133,7 +133,10 @@ def test_a_strange_environment_is_named(monkeypatch, name, value):
 
 
 #: Chapters that compare worlds of several sizes, and what they print before the first that is not of four ranks.
-OTHER_WORLDS = {"02_collectives": "in hexadecimal, on every rank: ['1111', '1111', '1111', '1111']"}
+OTHER_WORLDS = {
+    "02_collectives": "in hexadecimal, on every rank: ['1111', '1111', '1111', '1111']",
+    "03_data_parallel": "ranks 0 to 3 hold the same gradients, bit for bit: True",
+}
 
 
 @pytest.mark.soak

@@ -11,6 +11,7 @@ import importlib.util
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from inspect import CO_OPTIMIZED
 from types import FrameType
 from typing import Any
 
@@ -61,8 +62,8 @@ class Borrowing:
         sys.setprofile(self._before)
 
     def _see(self, frame: FrameType, event: str, arg: Any) -> None:
-        if event == "call":
-            code = frame.f_code
+        code = frame.f_code
+        if event == "call" and code.co_flags & CO_OPTIMIZED:  # a function, not a module or class that is being made
             if code.co_filename in self.theirs or (not self.ours and code.co_filename.startswith(EXERCISES)):
                 module = frame.f_globals.get("__name__", "").removeprefix("labkit.")
                 self.name = self.name or f"{module}.{code.co_name}"

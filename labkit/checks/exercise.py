@@ -10,12 +10,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from labkit.collectives.choose import ALGORITHMS
 from labkit.show.words import count, say
 from labkit.trace import Trace
 
 #: What the tensors of a case hold. "parts": rank r brings 16**r, so that a wrong sum tells whose part is missing or
 #: twice. "numbers": small whole numbers, all different, so that a wrong place shows.
 KINDS = ("parts", "numbers")
+#: Collectives by name, for an exercise that lets its learner call any of them.
+COLLECTIVES = tuple(ALGORITHMS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,9 @@ NAMES = {
     "barrier": "02",
     "exchange": "02",
     "bucket_assignment": "03",
+    "gradient_hook": "03",
+    "bucketed_ddp": "03",
+    "accumulation": "03",
 }
 
 

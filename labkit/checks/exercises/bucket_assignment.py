@@ -152,9 +152,9 @@ def _by_kind(buckets: list[list[int]], kinds: list[str]) -> dict[str, list[list[
     return found
 
 
-def told(case: Case, values: list[Any], _: list[int]) -> str:
+def told(case: Case, values: list[Any], bad: list[int]) -> str:
     """The first bucket that is not the expected one."""
-    sizes, kinds, cap = SITUATIONS[case.more]
+    sizes, kinds, _ = SITUATIONS[case.more]
     have, (want,) = values[0], expected(case)
     if isinstance(have, str):
         return say("bucket_assignment.returned", have=have[:60])

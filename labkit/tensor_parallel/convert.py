@@ -39,7 +39,7 @@ def parallelize(model: Transformer, group: Group = None) -> Transformer:
 
     Source: Shoeybi et al. 2019, "Megatron-LM", section 3.
     """
-    _check(model, group)
+    check_model(model, group)
     return share(model, Region(group))
 
 
@@ -223,7 +223,7 @@ def _by_heads(qkv: torch.nn.Linear, group: Group) -> torch.nn.Linear:
     return whole
 
 
-def _check(model: Transformer, group: Group) -> None:
+def check_model(model: Transformer, group: Group) -> None:
     if not isinstance(model, Transformer):
         raise TypeError(f"model is {type(model).__name__}: expected a labkit.model.Transformer")
     if not isinstance(model.token_embedding, torch.nn.Embedding):

@@ -10,8 +10,8 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from inspect import CO_OPTIMIZED
+from pathlib import Path
 from types import FrameType
 from typing import Any
 

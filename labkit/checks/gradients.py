@@ -51,10 +51,10 @@ def told(values: list[Any], expected: list[list[Backward]], own: list[list[Backw
     if mine is None or len(mine) != len(right):
         return say("gradients.none", **said, want=f"{right[at]:.4g}")
     line = say("gradients.element", **said, want=f"{right[at]:.4g}", have=f"{mine[at]:.4g}")
-    if own and own[rank][step].get(name) and _near(mine, own[rank][step][name]):
+    if own and own[rank][step].get(name) and near(mine, own[rank][step][name]):
         return line + say("gradients.own", rank=rank)
     ratio = mine[at] / right[at] if right[at] else 0.0
-    whole = ratio and _near(mine, [ratio * number for number in right])
+    whole = ratio and near(mine, [ratio * number for number in right])
     return line + say("gradients.ratio", ratio=f"{ratio:.3g}") if whole else line
 
 
@@ -67,13 +67,14 @@ def _first(have: Any, want: list[Backward]) -> tuple[int, str, int] | None:
             given = mine[name]
             if given is None or len(given) != len(numbers or []):
                 return step, name, 0
-            if not _near(given, numbers):
+            if not near(given, numbers):
                 largest = max(map(abs, numbers or []), default=0.0)
                 return step, name, next(n for n, (a, b) in enumerate(zip(given, numbers or [], strict=True))
                                         if not abs(a - b) <= TOLERANCE * largest)  # fmt: skip
     return None
 
 
-def _near(have: list[float], want: list[float] | None) -> bool:
+def near(have: list[float], want: list[float] | None) -> bool:
+    """Whether no number is further from the wanted than `TOLERANCE`."""
     largest = max(map(abs, want or []), default=0.0)
     return all(abs(a - b) <= TOLERANCE * largest for a, b in zip(have, want or [], strict=True))

@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import Any
 
 import labkit
-from labkit.checks.exercise import Case, Exercise
+from labkit.checks.exercise import Case, Exercise, differing
 from labkit.checks.judge import LIMIT, costs
 from labkit.checks.trial import attempt
 from labkit.show.figure import style
@@ -25,7 +25,7 @@ from labkit.show.svg import el, escape
 from labkit.show.words import say
 
 #: Chapter → the module that holds its line-up.
-LINEUPS = {"02": "labkit.checks.lineups.collectives"}
+LINEUPS = {"02": "labkit.checks.lineups.collectives", "03": "labkit.checks.lineups.data_parallel"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,19 @@ class Impostor:
 
     fn: Callable[..., Any]
     fault: Callable[[], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """A column of symptoms: its head, and what stands in it; ``cell(case, values, expected)``."""
+
+    head: Callable[[], str]
+    cell: Callable[[Case, list[Any], list[Any]], str]
+
+
+def right_or_wrong(case: Case, values: list[Any], expected: list[Any]) -> str:
+    bad = differing(case, values, expected)
+    return say("impostor.wrong", ranks=", ".join(map(str, bad))) if bad else say("verdict.right")
 
 
 @dataclass(frozen=True)
@@ -45,38 +58,41 @@ class Lineup:
         exercise: What they claim to do.
         case: On what their symptoms are taken.
         members: Letter → impostor.
+        facts: What is told of the values; by default whether they are right.
+        units: What is told of the costs, as in `Cost`.
     """
 
     chapter: str
     exercise: Exercise
     case: Case
     members: dict[str, Impostor]
+    facts: tuple[Fact, ...] = (Fact(lambda: say("impostor.values"), right_or_wrong),)
+    units: tuple[str, ...] = ("nbytes", "messages", "rounds", "peak")
 
     @cached_property
     def symptoms(self) -> list[tuple[str, ...]]:
         """A row a member, and one for what is allowed: values, and the most of any rank in bytes, messages, memory."""
         rows = [(letter, *self._taken(member.fn)) for letter, member in self.members.items()]
         allowed = self.exercise.budget(self.case)
-        limits = [[getattr(c, unit) for c in allowed] for unit in ("nbytes", "messages", "rounds", "peak")]
+        limits = [[getattr(c, unit) for c in allowed] for unit in self.units]
         told = ["–" if None in of_unit else f"{max(of_unit):,}" for of_unit in limits]
-        return [*rows, (say("impostor.budget"), "", *told)]
+        return [*rows, (say("impostor.budget"), *("" for _ in self.facts), *told)]
 
     def _taken(self, fn: Callable[..., Any]) -> tuple[str, ...]:
-        """Values, bytes, messages, rounds, memory; of one that hangs, only that it does."""
+        """What is told of its values, then its costs; of one that hangs, only that it does."""
+        nothing = ("",) * (len(self.columns) - 2)
         try:
             run = labkit.run(attempt, self.exercise, fn, self.case, ranks=self.case.ranks, device="cpu", timeout=LIMIT)
         except labkit.RunTimeout:
-            return (say("verdict.deadlocked"), "", "", "", "")
+            return (say("verdict.deadlocked"), *nothing)
+        except labkit.Disagreement:
+            return (say("impostor.disagree"), *nothing)
         except labkit.RunFailed:
-            return (say("verdict.crashed"), "", "", "", "")
-        values = [t.value for t in run.values]
-        bad = self.exercise.compare(self.case, values, self.exercise.expected(self.case))
-        told = say("impostor.wrong", ranks=", ".join(map(str, bad))) if bad else say("verdict.right")
+            return (say("verdict.crashed"), *nothing)
+        values, expected = [t.value for t in run.values], self.exercise.expected(self.case)
+        told = [fact.cell(self.case, values, expected) for fact in self.facts]
         spent = costs(run)
-        return (
-            told,
-            *(f"{max(getattr(c, unit) for c in spent):,}" for unit in ("nbytes", "messages", "rounds", "peak")),
-        )
+        return (*told, *(f"{max(getattr(c, unit) for c in spent):,}" for unit in self.units))
 
     def ask(self, letter: str) -> Question:
         """A form with the faults to choose from; the guess is kept like any other.
@@ -111,8 +127,15 @@ class Lineup:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        return tuple(say(key) for key in ("impostor.name", "impostor.values", "impostor.bytes", "impostor.messages",
-                                          "impostor.rounds", "impostor.memory"))  # fmt: skip
+        heads = {
+            "nbytes": lambda: say("impostor.bytes"),
+            "messages": lambda: say("impostor.messages"),
+            "rounds": lambda: say("impostor.rounds"),
+            "peak": lambda: say("impostor.memory"),
+            "calls": lambda: say("impostor.calls"),
+            "handed": lambda: say("impostor.handed"),
+        }
+        return (say("impostor.name"), *(fact.head() for fact in self.facts), *(heads[unit]() for unit in self.units))
 
     def __str__(self) -> str:
         table = [self.columns, *self.symptoms]

@@ -2,45 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
 
+from labkit.checks import given
 from labkit.checks.exercise import COLLECTIVES, Case, Cost, Exercise, Wrong, nothing
-from labkit.checks.given import WIDTH, Scored, batch, uncounted
+from labkit.checks.given import WIDTH, Scored, uncounted
 from labkit.checks.gradients import Backward, differing, gradients, mean, told
 from labkit.data_parallel import DistributedDataParallel
 from labkit.show.words import say
 
 
-def accumulation(model: DistributedDataParallel, batches: Sequence[torch.Tensor]) -> None:
+def accumulation(model, batches: list[torch.Tensor]) -> None:
     with model.no_sync():
         for batch in batches[:-1]:
             (model(batch) / len(batches)).backward()
     (model(batches[-1]) / len(batches)).backward()
 
 
-def forgets_to_divide(model: DistributedDataParallel, batches: Sequence[torch.Tensor]) -> None:
+def forgets_to_divide(model, batches: list[torch.Tensor]) -> None:
     with model.no_sync():
         for batch in batches[:-1]:
             model(batch).backward()
     model(batches[-1]).backward()
 
 
-def divides_the_last_only(model: DistributedDataParallel, batches: Sequence[torch.Tensor]) -> None:
+def divides_the_last_only(model, batches: list[torch.Tensor]) -> None:
     with model.no_sync():
         for batch in batches[:-1]:
             model(batch).backward()
     (model(batches[-1]) / len(batches)).backward()
 
 
-def averages_every_time(model: DistributedDataParallel, batches: Sequence[torch.Tensor]) -> None:
+def averages_every_time(model, batches: list[torch.Tensor]) -> None:
     for batch in batches:
         (model(batch) / len(batches)).backward()
 
 
-def forward_outside(model: DistributedDataParallel, batches: Sequence[torch.Tensor]) -> None:
+def forward_outside(model, batches: list[torch.Tensor]) -> None:
     for number, batch in enumerate(batches, 1):
         loss = model(batch) / len(batches)
         if number < len(batches):
@@ -50,19 +51,19 @@ def forward_outside(model: DistributedDataParallel, batches: Sequence[torch.Tens
             loss.backward()
 
 
-def never_averages(model: DistributedDataParallel, batches: Sequence[torch.Tensor]) -> None:
+def never_averages(model, batches: list[torch.Tensor]) -> None:
     with model.no_sync():
         for batch in batches:
             (model(batch) / len(batches)).backward()
 
 
-def averages_past_the_wrapper(model: DistributedDataParallel, batches: Sequence[torch.Tensor]) -> None:
+def averages_past_the_wrapper(model, batches: list[torch.Tensor]) -> None:
     """The hooks are on the parameters, whoever calls forward."""
     for batch in batches:
         (model.module(batch) / len(batches)).backward()
 
 
-def only_the_last(model: DistributedDataParallel, batches: Sequence[torch.Tensor]) -> None:
+def only_the_last(model, batches: list[torch.Tensor]) -> None:
     for batch in batches[:-1]:
         with model.no_sync():
             (model(batch) / len(batches)).backward()
@@ -70,29 +71,29 @@ def only_the_last(model: DistributedDataParallel, batches: Sequence[torch.Tensor
     (model(batches[-1]) / len(batches)).backward()
 
 
-def last_batch_only(model: DistributedDataParallel, batches: Sequence[torch.Tensor]) -> None:
+def last_batch_only(model, batches: list[torch.Tensor]) -> None:
     model(batches[-1]).backward()
 
 
-def one_large_batch(model: DistributedDataParallel, batches: Sequence[torch.Tensor]) -> None:
-    model(torch.cat(list(batches))).backward()
+def one_large_batch(model, batches: list[torch.Tensor]) -> None:
+    model(torch.cat(batches)).backward()
 
 
-def adds_losses_up(model: DistributedDataParallel, batches: Sequence[torch.Tensor]) -> None:
+def adds_losses_up(model, batches: list[torch.Tensor]) -> None:
     """One backward of the sum: all micro-batches' activations are held at once."""
     with model.no_sync():
         losses = [model(batch) for batch in batches[:-1]]
-    sum([*losses, model(batches[-1])]).div(len(batches)).backward()  # type: ignore[union-attr]
+    sum([*losses, model(batches[-1])]).div(len(batches)).backward()
 
 
-def averages_each_parameter(model: DistributedDataParallel, batches: Sequence[torch.Tensor]) -> None:
+def averages_each_parameter(model, batches: list[torch.Tensor]) -> None:
     never_averages(model, batches)
     for param in model.parameters():
         dist.all_reduce(param.grad)
-        param.grad /= dist.get_world_size()  # type: ignore[operator]
+        param.grad /= dist.get_world_size()
 
 
-def syncs_on_rank_0(model: DistributedDataParallel, batches: Sequence[torch.Tensor]) -> None:
+def syncs_on_rank_0(model, batches: list[torch.Tensor]) -> None:
     if dist.get_rank() == 0:
         accumulation(model, batches)
     else:
@@ -101,7 +102,7 @@ def syncs_on_rank_0(model: DistributedDataParallel, batches: Sequence[torch.Tens
 
 def _batches(case: Case, rank: int) -> list[torch.Tensor]:
     """Rows enough that activations outweigh the parameters, where that is what the case is about."""
-    return [batch(rank, step, case.more or 2) for step in range(case.elements)]
+    return [given.batch(rank, step, case.more or 2) for step in range(case.elements)]
 
 
 def call(fn: Callable[..., None], case: Case) -> list[Backward]:

@@ -38,21 +38,22 @@ SITUATIONS = (
 )  # fmt: skip
 
 
-def bucketed_ddp(module: torch.nn.Module, cap: int) -> Callable[[], None]:
-    buckets: list[list[torch.nn.Parameter]] = [[]]
+def bucketed_ddp(module: torch.nn.Module, cap: int):
+    buckets: list[list] = [[]]
     for param in reversed(list(module.parameters())):
         if sum(p.nbytes for p in buckets[-1]) >= cap:
             buckets.append([])
         buckets[-1].append(param)
-    arrived, started = set(), []
+    arrived: set = set()
+    started: list = []  # (flat tensor, handle) of each bucket that has left
 
-    def ready(param: torch.Tensor) -> None:
+    def ready(param):
         arrived.add(param)
         while len(started) < len(buckets) and arrived.issuperset(buckets[len(started)]):
             flat = torch.cat([p.grad.flatten() for p in buckets[len(started)]])
             started.append((flat, dist.all_reduce(flat, async_op=True)))
 
-    def finish() -> None:
+    def finish():
         for bucket, (flat, work) in zip(buckets, started, strict=True):
             work.wait()
             flat /= dist.get_world_size()
@@ -172,7 +173,7 @@ def counts_a_tied_parameter_twice(module: torch.nn.Module, cap: int) -> Callable
 
 def hooks_modules(module: torch.nn.Module, cap: int) -> Callable[[], None]:
     """A layer's backward is over before its parameters' gradients are there, and a tied layer has two."""
-    works: list[tuple[torch.nn.Parameter, Any]] = []
+    works: list[tuple[Any, Any]] = []
 
     def average(part: torch.nn.Module, _: Any, __: Any) -> None:
         for param in part.parameters():
@@ -182,7 +183,7 @@ def hooks_modules(module: torch.nn.Module, cap: int) -> Callable[[], None]:
     def finish() -> None:
         for param, work in works:
             work.wait()
-            param.grad /= dist.get_world_size()  # type: ignore[operator]
+            param.grad /= dist.get_world_size()
         works.clear()
 
     for part in module.modules():
@@ -205,7 +206,7 @@ def wraps_in_labkits(module: torch.nn.Module, cap: int) -> Callable[[], None]:
     return lambda: None
 
 
-def made(case: Case, rank: int) -> torch.nn.Module:
+def made(case: Case, rank: int) -> Layers | Branches:
     shape = SITUATIONS[case.more].shape
     return Branches(turned=rank % 2 == 1) if shape == "branches" else Layers(case.elements, tied=shape == "tied")
 
@@ -215,10 +216,10 @@ def call(fn: Callable[..., Callable[[], None]], case: Case) -> Any:
     rank, situation = dist.get_rank(), SITUATIONS[case.more]
     module = made(case, rank)
     with uncounted():
-        finish = fn(module, situation.cap)
+        finish: Any = fn(module, situation.cap)
     if not callable(finish):
         return say("bucketed_ddp.returned", have=repr(finish)[:60])
-    if situation.shape == "late":
+    if situation.shape == "late" and isinstance(module, Layers):
         others_wait_for_rank_0(module.layers[0], module.layers[-1])
     seen = []
     for step in range(BACKWARDS):

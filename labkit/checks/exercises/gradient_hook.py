@@ -18,7 +18,7 @@ TWICE = 1  #: `Case.more`: the parameter is used twice
 
 
 def gradient_hook(param: torch.nn.Parameter) -> None:
-    def average(param: torch.Tensor) -> None:
+    def average(param):
         dist.all_reduce(param.grad)
         param.grad /= dist.get_world_size()
 
@@ -26,7 +26,7 @@ def gradient_hook(param: torch.nn.Parameter) -> None:
 
 
 def reduces_the_parameter(param: torch.nn.Parameter) -> None:
-    def average(param: torch.Tensor) -> None:
+    def average(param):
         with torch.no_grad():
             dist.all_reduce(param)
             param /= dist.get_world_size()
@@ -39,7 +39,7 @@ def sums(param: torch.nn.Parameter) -> None:
 
 
 def divides_by_the_rank(param: torch.nn.Parameter) -> None:
-    def average(param: torch.Tensor) -> None:
+    def average(param):
         param.grad /= max(1, dist.get_rank())
         dist.all_reduce(param.grad)
 
@@ -47,7 +47,7 @@ def divides_by_the_rank(param: torch.nn.Parameter) -> None:
 
 
 def divides_by_two(param: torch.nn.Parameter) -> None:
-    def average(param: torch.Tensor) -> None:
+    def average(param):
         param.grad /= 2
         dist.all_reduce(param.grad)
 
@@ -55,7 +55,7 @@ def divides_by_two(param: torch.nn.Parameter) -> None:
 
 
 def divides_twice(param: torch.nn.Parameter) -> None:
-    def average(param: torch.Tensor) -> None:
+    def average(param):
         param.grad /= dist.get_world_size()
         dist.all_reduce(param.grad)
         param.grad /= dist.get_world_size()
@@ -72,7 +72,7 @@ def averages_a_copy(param: torch.nn.Parameter) -> None:
 
 
 def averages_on_rank_0(param: torch.nn.Parameter) -> None:
-    def average(param: torch.Tensor) -> None:
+    def average(param):
         grad = param.grad / dist.get_world_size()
         dist.reduce(grad, 0)
         if dist.get_rank() == 0:
@@ -91,7 +91,7 @@ def averages_before_there_is_a_gradient(param: torch.nn.Parameter) -> None:
 
 
 def averages_once(param: torch.nn.Parameter) -> None:
-    def average(param: torch.Tensor) -> None:
+    def average(param):
         dist.all_reduce(param.grad)
         param.grad /= dist.get_world_size()
         handle.remove()
@@ -114,7 +114,7 @@ def gathers_all_gradients(param: torch.nn.Parameter) -> None:
 
 
 def averages_each_number(param: torch.nn.Parameter) -> None:
-    def average(param: torch.Tensor) -> None:
+    def average(param):
         for number in param.grad:
             dist.all_reduce(number)
             number /= dist.get_world_size()

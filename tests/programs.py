@@ -307,3 +307,11 @@ def hello():
 
 def monitored_barrier():
     dist.monitored_barrier()
+
+
+def send_beyond():
+    dist.send(torch.ones(2), rank() + 1)
+
+
+def recv_below():
+    dist.recv(torch.ones(2), rank() - 1)

@@ -354,3 +354,12 @@ def test_a_message_to_oneself_is_refused_with_a_reason():
         programs.dist.isend(programs.torch.ones(1), 0)
 
     assert "itself" in str(failure_of(to_myself, ranks=1, kind=labkit.RankError))
+
+
+@pytest.mark.parametrize(
+    ("program", "told"),
+    [("send_beyond", "rank 1 was to send to rank 2"), ("recv_below", "rank 0 was to recv from rank -1")],
+)
+def test_a_rank_that_is_not_there_is_named_at_once(program, told):
+    with pytest.raises(labkit.RankError, match=told):
+        labkit.run(getattr(programs, program), ranks=2, timeout=30)

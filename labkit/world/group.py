@@ -183,6 +183,11 @@ class RecordingGroup(dist.ProcessGroup):
         return RecordedWork(self, work, entry) if clock is None else PacedReceive(self, work, entry, clock, src, tag)
 
     def _message(self, name: str, tensor: torch.Tensor, peer: int | None, tag: int) -> Entry:
+        if peer is not None and not 0 <= peer < self.size():
+            raise ValueError(
+                f"rank {self.world_rank(self.rank())} was to {name} {'to' if name == 'send' else 'from'} rank {peer}, "
+                f"which is not there: expected one of 0 to {self.size() - 1}, the ranks of the group"
+            )
         if peer == self.rank() and not (self.nccl and tensor.is_cuda):
             raise ValueError(
                 f"rank {self.world_rank(peer)} was to {name} to or from itself, which gloo cannot: use two ranks or "

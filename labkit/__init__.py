@@ -23,6 +23,7 @@ _HOME = {
     "ConnectionLost": "labkit.world.failure",
     "Disagreement": "labkit.world.failure",
     "collectives": "labkit.collectives",
+    "context_parallel": "labkit.context_parallel",
     "data_parallel": "labkit.data_parallel",
     "sequence_parallel": "labkit.sequence_parallel",
     "tensor_parallel": "labkit.tensor_parallel",

@@ -22,6 +22,7 @@ MAY_IMPORT = {
     "memory": {"trace", "device"},
     "collectives": {"trace", "device"},
     "tensor_parallel": {"collectives", "device", "model", "trace"},
+    "context_parallel": {"trace"},
     "sequence_parallel": {"collectives", "device", "model", "tensor_parallel", "trace"},
     "data_parallel": {"collectives", "device", "trace"},
     "checks": {"collectives", "data_parallel", "pace", "progress", "run", "trace", "device", "show", "theory", "world"},

@@ -1,0 +1,161 @@
+"""Ring attention: a sequence too long for one rank. Queries stay, keys and values go round.
+
+    step 0   every rank attends to its own keys and values, and sends them on
+    step i   it attends to those of the rank i places before it, while the next ones arrive
+
+After N − 1 steps every query has seen every key. The pieces combine exactly, as tiles do. With causal attention early
+tokens see few keys and late ones many; so that ranks have equal work, the sequence is cut into 2N chunks, and rank r
+holds chunks r and 2N − 1 − r (*zig-zag*).
+
+Sources: Liu, Zaharia and Abbeel 2023, "Ring Attention with Blockwise Transformers for Near-Infinite Context"; zig-zag:
+Brandon et al. 2023, "Striped Attention", and Grattafiori et al. 2024, "The Llama 3 Herd of Models", section 3.3.2.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.autograd.function import once_differentiable
+
+from labkit.context_parallel.tiled import as_grouped, check
+from labkit.context_parallel.tiles import attend, attend_backward, combine
+from labkit.trace import label
+
+Group = dist.ProcessGroup | None
+
+
+def zigzag(length: int, rank: int, ranks: int) -> torch.Tensor:
+    """The tokens that a rank holds, (length/N): chunks `rank` and 2N − 1 − `rank` of 2N.
+
+    Give them to the model as `positions`, and take the same ones of tokens and targets.
+
+    Raises:
+        ValueError: 2N does not divide the length.
+
+    >>> zigzag(8, 0, 2), zigzag(8, 1, 2)
+    (tensor([0, 1, 6, 7]), tensor([2, 3, 4, 5]))
+    """
+    if length % (2 * ranks):
+        raise ValueError(f"{length} tokens on {ranks} ranks: expected a multiple of {2 * ranks}, for two chunks each")
+    chunks = torch.arange(length).chunk(2 * ranks)
+    return torch.cat([chunks[rank], chunks[2 * ranks - 1 - rank]])
+
+
+def ring_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, group: Group = None, causal: bool = True, tile: int = 256
+) -> torch.Tensor:
+    """Attention over a sequence of which each rank holds s/N tokens.
+
+    Forward sends keys and values N − 1 times; backward sends them again, with their gradients, which come home in a
+    last step.
+
+    Args:
+        q: (b, a, s/N, d), this rank's tokens; with `causal` in zig-zag order (`zigzag`), else in any.
+        k, v: (b, kv heads, s/N, d), as many tokens on every rank.
+        group: The ranks that share the sequence; ``None`` is the world.
+        causal: A token sees those that do not come after it.
+        tile: Of the tiles that a rank's block is computed in; see `labkit.context_parallel.tiled_attention`.
+
+    Returns:
+        (b, a, s/N, d).
+
+    Raises:
+        TypeError, ValueError: Shapes that do not fit.
+    """
+    check(q, k, v, causal)
+    return _Ring.apply(q, k, v, group, causal, tile)
+
+
+class _Ring(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, group: Group, causal: bool, tile: int
+    ) -> torch.Tensor:
+        wide_q, scale = as_grouped(q, k), q.shape[-1] ** -0.5
+        held = torch.stack([k, v])  # (2, b, kv heads, s/N, d)
+        at = [_positions(q, r, group, causal) for r in range(dist.get_world_size(group))]
+        mine = at[dist.get_rank(group)]
+        out, log_sum = torch.zeros_like(wide_q), wide_q.new_full((*wide_q.shape[:-1], 1), float("-inf"))
+        for step, source in enumerate(_sources(group)):
+            passing = _pass_on(held, group, step) if step < len(at) - 1 else None
+            k_now, v_now = (as_grouped(x, k) for x in held)
+            more = attend(wide_q, k_now, v_now, scale, mine, at[source], _fitting(tile, q, causal))
+            out, log_sum = combine(out, log_sum, *more) if step else more
+            if passing is not None:
+                held = passing.wait()
+        narrow = out.flatten(1, 2).to(q.dtype)
+        ctx.save_for_backward(q, k, v, narrow, log_sum)
+        ctx.group, ctx.causal, ctx.tile, ctx.at = group, causal, tile, at
+        return narrow
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple:  # type: ignore[override]
+        q, k, v, out, log_sum = ctx.saved_tensors
+        wide_q, wide_grad, scale = as_grouped(q, k), as_grouped(grad, k), q.shape[-1] ** -0.5
+        delta = (wide_grad * as_grouped(out, k)).sum(-1, keepdim=True)
+        mine, ranks = ctx.at[dist.get_rank(ctx.group)], len(ctx.at)
+        held, grad_q = torch.stack([k, v]), torch.zeros_like(wide_q)
+        carried = torch.zeros_like(torch.stack([as_grouped(k, k), as_grouped(v, k)]))  # the gradients of what is held
+        returning = None
+        for step, source in enumerate(_sources(ctx.group)):
+            passing = _pass_on(held, ctx.group, step) if step < ranks - 1 else None
+            k_now, v_now = (as_grouped(x, k) for x in held)
+            of_q, of_k, of_v = attend_backward(
+                wide_q, k_now, v_now, wide_grad, log_sum, delta, scale, mine, ctx.at[source],
+                _fitting(ctx.tile, q, ctx.causal),
+            )  # fmt: skip
+            grad_q += of_q
+            if returning is not None:  # they follow what they belong to, one step behind
+                carried = returning.wait()
+            carried = carried + torch.stack([of_k, of_v])
+            if ranks > 1:
+                returning = _pass_on(carried, ctx.group, step, tag=1)
+            if passing is not None:
+                held = passing.wait()
+        home = carried if returning is None else returning.wait()
+        grad_k, grad_v = (x.flatten(1, 2).to(k.dtype) for x in home)
+        return grad_q.flatten(1, 2).to(q.dtype), grad_k, grad_v, None, None, None
+
+
+def _sources(group: Group) -> list[int]:
+    """Whose keys and values a rank holds at each step."""
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    return [(rank - step) % ranks for step in range(ranks)]
+
+
+def _positions(q: torch.Tensor, rank: int, group: Group, causal: bool) -> torch.Tensor | None:
+    ranks = dist.get_world_size(group)
+    return zigzag(q.shape[2] * ranks, rank, ranks) if causal else None
+
+
+def _fitting(tile: int, q: torch.Tensor, causal: bool) -> int:
+    """No tile lies in two chunks of the zig-zag, so that a tile nobody may look into is left out whole."""
+    return min(tile, q.shape[2] // 2) if causal else tile
+
+
+class _Passing:
+    """A message to the next rank and one from the rank before, under way."""
+
+    def __init__(self, sent: torch.Tensor, group: Group, step: int, tag: int) -> None:
+        rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+        self._sent, self._arriving = sent.contiguous(), torch.empty_like(sent, memory_format=torch.contiguous_format)
+        to, source = ((rank + 1) % ranks, (rank - 1) % ranks)
+        if group is not None:
+            to, source = dist.get_global_rank(group, to), dist.get_global_rank(group, source)
+        with label(step=step):
+            self._works = dist.batch_isend_irecv([
+                dist.P2POp(dist.isend, self._sent, to, group, tag),
+                dist.P2POp(dist.irecv, self._arriving, source, group, tag),
+            ])  # fmt: skip
+
+    def wait(self) -> torch.Tensor:
+        for work in self._works:
+            work.wait()
+        return self._arriving
+
+
+def _pass_on(held: torch.Tensor, group: Group, step: int, tag: int = 0) -> _Passing:
+    return _Passing(held, group, step, tag)

@@ -49,7 +49,7 @@ def told(values: list[Any], expected: list[list[Backward]], own: list[list[Backw
     mine, right = have[step].get(name), want[step][name] or [0.0]
     said = {"rank": rank, "step": step, "name": name, "element": at}
     if mine is None or len(mine) != len(right):
-        return say("gradients.none", **said, want=f"{right[at]:.4g}")
+        return say("gradients.none", rank=rank, step=step, name=name, want=f"{right[at]:.4g}")
     line = say("gradients.element", **said, want=f"{right[at]:.4g}", have=f"{mine[at]:.4g}")
     if own and own[rank][step].get(name) and near(mine, own[rank][step][name]):
         return line + say("gradients.own", rank=rank)

@@ -11,7 +11,7 @@ from typing import Any
 
 import labkit
 from labkit.checks.exercise import Case, Exercise
-from labkit.checks.trial import attempt
+from labkit.checks.trial import GIVEN, attempt
 from labkit.collectives import ALGORITHMS
 from labkit.trace import Trace
 from labkit.world.output import Output
@@ -119,7 +119,7 @@ def _failed(case: Case, failure: labkit.RunFailed) -> Outcome:
 
 
 def _communicates(trace: Trace) -> bool:
-    return any(e.kind in ("send", "recv", "collective") for e in trace.events)
+    return any(e.kind in ("send", "recv", "collective") and GIVEN not in e.labels for e in trace.events)
 
 
 def _returned(exercise: Exercise, case: Case, run: labkit.Run) -> Outcome:
@@ -129,7 +129,7 @@ def _returned(exercise: Exercise, case: Case, run: labkit.Run) -> Outcome:
         return Outcome("wrong", case, "values", run)
     if run.leftovers:
         return Outcome("wrong", case, "leftovers", run)
-    if case.ranks > 1 and case.elements and not any(e.kind in ("send", "collective") for e in run.trace.events):
+    if case.ranks > 1 and case.elements and not _communicates(run.trace):
         return Outcome("wrong", case, "silent", run)
     return Outcome("right", case, run=run)
 

@@ -34,7 +34,7 @@ class Situation:
 
 SITUATIONS = (
     Situation(LAYER), Situation(2 * LAYER), Situation(LAYER, "tied"), Situation(10**9), Situation(LAYER, "late"),
-    Situation(4 * 40, "branches"),
+    Situation(484, "branches"),
 )  # fmt: skip
 
 

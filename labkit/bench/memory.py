@@ -18,6 +18,9 @@ ROWS: tuple[tuple[str, str, dict[str, Any], tuple[int, int], dict[str, Any], int
 
 
 def main() -> None:
+    import torch
+
+    torch.set_num_threads(1)  # as in a rank among several; on a busy host the threads would wait for each other
     print(f"training step with MemoryMeter ÷ without, AdamW, {PAIRS} alternating pairs: median (quartiles)")
     for what, mode, changes, batch, options, steps, bar in ROWS:
         pairs = in_pairs(mode, changes, batch, options, steps)

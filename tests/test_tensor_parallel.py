@@ -1,0 +1,188 @@
+"""Tensor and sequence parallelism against one process, and the papers' counts."""
+
+from __future__ import annotations
+
+import programs_tensor_parallel as programs
+import pytest
+import torch
+
+import labkit
+
+MODELS = [
+    ("tiny_gpt", {}),
+    ("tiny_gpt", {"tied": False, "attention": "fused"}),
+    ("tiny_llama", {"kv_heads": 2, "tied": True}),
+    ("tiny_llama", {"kv_heads": 1}),
+]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("how", ["tp", "sp", "sp-keep"])
+@pytest.mark.parametrize(("name", "changes"), MODELS, ids=["gpt", "gpt-untied-fused", "llama-gqa-tied", "llama-mqa"])
+def test_three_steps_are_those_of_one_process(ranks, how, name, changes):
+    run = labkit.run(programs.against_one_process, name, changes, how, torch.float64, ranks=ranks)
+    assert max(run.values) <= 1e-10
+
+
+@pytest.mark.parametrize("how", ["tp", "sp"])
+def test_three_steps_in_fp32(how):
+    assert max(labkit.run(programs.against_one_process, "tiny_gpt", {}, how, torch.float32, ranks=4).values) <= 1e-5
+
+
+@pytest.mark.parametrize("name", ["tiny_gpt", "tiny_llama"])
+def test_collectives_of_a_layer(name):
+    """A layer more: TP 4 all-reduces; TP + SP 4 gathers and 4 reduce-scatters, and 2 inputs gathered again."""
+
+    def calls(how: str, layers: int) -> dict[str, int]:
+        run = labkit.run(programs.layer_events, name, how, "ring", layers, ranks=2)
+        spans = [e.name.split()[0] for e in run.trace.of(0) if e.kind == "span"]
+        return {kind: spans.count(kind) for kind in ("all_reduce", "all_gather", "reduce_scatter")}
+
+    def of_a_layer(how: str) -> list[int]:
+        one, two = calls(how, 1), calls(how, 2)
+        return [two[kind] - one[kind] for kind in one]
+
+    assert of_a_layer("tp") == [4, 0, 0]
+    assert of_a_layer("sp") == [0, 6, 4]
+    assert of_a_layer("sp-keep") == [0, 4, 4]
+
+
+@pytest.mark.parametrize(("how", "times"), [("tp", 8), ("sp", 10), ("sp-keep", 8)])
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_bytes_of_a_layer(how, times, ranks):
+    """8·bsh·(t−1)/t elements a rank and layer (Narayanan 2021); a quarter more where the input is gathered again."""
+
+    def sent(layers: int) -> int:
+        return labkit.run(programs.layer_events, "tiny_gpt", how, "ring", layers, ranks=ranks).trace.bytes_sent(1)
+
+    b, s, h = 2, 8, 16
+    assert (sent(2) - sent(1)) * ranks == times * b * s * h * 4 * (ranks - 1)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("how", ["tp", "sp", "sp-keep"])
+def test_activations_of_a_layer(ranks, how):
+    """Korthikanti 2022, table 2, bf16, dropout on, explicit attention; and each layer norm's mean and rstd."""
+    t, a, h, b, s = ranks, 4, 32, 2, 8
+    kept = labkit.run(programs.saved_bytes, how, {"dropout": 0.1}, (b, s), ranks=ranks).values
+    statistics = 8 * s * b
+    expected = {
+        "tp": s * b * h * 10 + s * b * h * 24 // t + 5 * a * s * s * b // t + statistics,
+        "sp": (s * b * h * 34 + 5 * a * s * s * b + statistics) // t,
+        # the two gathered inputs are whole, 4sbh, and the norms' own outputs need not be kept
+        "sp-keep": (s * b * h * 30 + 5 * a * s * s * b + statistics) // t + 4 * s * b * h,
+    }[how]
+    assert kept == [expected] * ranks
+
+
+@pytest.mark.parametrize("how", ["tp", "sp"])
+def test_what_all_ranks_hold_stays_the_same_bits(how):
+    """Faults 20 and 25: 50 steps with dropout."""
+    values = labkit.run(programs.norms_after_training, how, ranks=4).values
+    for other in values[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(values[0], other, strict=True))
+
+
+@pytest.mark.parametrize(("vocab", "ranks"), [(37, 1), (37, 2), (37, 4), (5, 4), (8, 4)])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_cross_entropy(vocab, ranks, smoothing):
+    """Fault 24, and a scale of 1000 that overflows without the maximum."""
+    for scale in (1.0, 1000.0):
+        for loss, grad in labkit.run(
+            programs.cross_entropy, vocab, scale, smoothing, torch.float64, ranks=ranks
+        ).values:
+            assert loss <= 1e-12
+            assert grad <= 1e-11
+    loss, grad = labkit.run(programs.cross_entropy, vocab, 1.0, smoothing, torch.bfloat16, ranks=ranks).values[0]
+    assert loss <= 0.02
+    assert grad <= 0.1
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_a_row_bias_counts_once(ranks):
+    assert labkit.run(programs.row_bias, ranks=ranks).values == [[100.0] * 3] * ranks
+
+
+def test_the_whole_matrix_does_not_depend_on_the_ranks():
+    wholes = [labkit.run(programs.initial_weights, ranks=ranks).values for ranks in (1, 2, 4)]
+    for values in wholes[1:]:
+        for on_rank in values:
+            assert all(torch.equal(a, b) for a, b in zip(on_rank, wholes[0][0], strict=True))
+    torch.manual_seed(5)
+    assert torch.equal(wholes[0][0][0], torch.nn.Linear(8, 8).weight)
+
+
+def test_dropout_drops_alike_where_data_is_alike():
+    values = labkit.run(programs.masks, ranks=3).values
+    assert all(torch.equal(values[0][0], whole) for whole, _ in values)
+    assert not any(torch.equal(a, b) for a, b in [(values[0][1], values[1][1]), (values[1][1], values[2][1])])
+    assert not any(torch.equal(whole, split) for whole, split in values)
+
+
+def test_second_derivatives():
+    for first, second, said in labkit.run(programs.second_derivative, ranks=2).values:
+        assert (first, second) == (12.0, 12.0)
+        assert "once_differentiable" in said or "twice" in said
+
+
+@pytest.mark.parametrize(
+    ("what", "told"),
+    [
+        ("heads", "ValueError: heads=2 on 4 ranks"), ("twice", "shared among ranks already"),
+        ("type", "TypeError: model is Linear"),
+        ("columns", "has 6 elements: expected a multiple of the 4"), ("sequence", "5 tokens on 4 ranks"),
+        ("token", "tokens holds 37"), ("zigzag", "multiple of 8"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_refused(what, told):
+    assert all(told in said for said in labkit.run(programs.refused, what, ranks=4).values)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize(("causal", "kv_heads"), [(True, 4), (True, 1), (False, 2)])
+def test_ring_attention(ranks, causal, kv_heads):
+    run = labkit.run(programs.ring, causal, kv_heads, 4, ranks=ranks)
+    assert max(difference for difference, _ in run.values) <= 1e-12
+    tiles = [tiles for _, tiles in run.values]
+    assert max(tiles) - min(tiles) <= 1
+    block = 2 * 2 * kv_heads * 16 * 8 * 8  # keys and values of a rank: 2 × (b, heads, s/N, d) of 8 bytes
+    for rank in range(ranks):
+        forward_and_backward = (ranks - 1) + (ranks - 1) + (ranks if ranks > 1 else 0)
+        assert run.trace.bytes_sent(rank) == forward_and_backward * block
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(("heads", "length", "tile"), [(4, 37, 10), (2, 16, 16), (1, 33, 64)])
+def test_tiled_attention(causal, heads, length, tile):
+    from torch.nn import functional as F
+
+    from labkit.context_parallel import tiled_attention
+
+    torch.manual_seed(0)
+    q = torch.randn(2, 4, length, 8, dtype=torch.float64)
+    k, v = (torch.randn(2, heads, length, 8, dtype=torch.float64) for _ in "kv")
+    grad = torch.randn_like(q)
+    ours, theirs = ([x.clone().requires_grad_() for x in (q, k, v)] for _ in range(2))
+    out = tiled_attention(*ours, causal=causal, tile=tile)
+    expected = F.scaled_dot_product_attention(*theirs, is_causal=causal, enable_gqa=True)
+    torch.testing.assert_close(out, expected, rtol=1e-12, atol=1e-13)
+    out.backward(grad)
+    expected.backward(grad)
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-12, atol=1e-13)
+    assert tiled_attention(q.bfloat16(), k.bfloat16(), v.bfloat16(), causal=causal).dtype == torch.bfloat16
+
+
+def test_tiled_attention_is_refused_what_does_not_fit():
+    from labkit.context_parallel import tiled_attention
+
+    q = torch.zeros(1, 4, 8, 2)
+    for wrong, error in (
+        ((q, q[:, :3], q[:, :3]), ValueError),
+        ((q, q, q[0]), TypeError),
+        ((q, q[:, :, :4], q[:, :, :4]), ValueError),
+    ):
+        with pytest.raises(error):
+            tiled_attention(*wrong)
+    with pytest.raises(ValueError, match="tile=0"):
+        tiled_attention(q, q, q, tile=0)

@@ -104,8 +104,13 @@ def note_hint(exercise: str, number: int) -> None:
 
 
 def note_guess(key: str, guess: Any) -> None:
-    """A guess was noted; it is kept beside the answer."""
-    _update(lambda known: known["guesses"].setdefault(key, {}).update(guess=guess))
+    """A guess was noted; it is kept beside the answer. Once that was shown, the guess before it stays."""
+
+    def change(known: dict[str, Any]) -> None:
+        if "answer" not in (entry := known["guesses"].setdefault(key, {})):
+            entry["guess"] = guess
+
+    _update(change)
 
 
 def note_answer(key: str, answer: Any) -> None:

@@ -81,19 +81,6 @@ def even_ranks_send_first(tensor):
         incoming[:] = incoming + came
 
 
-def sends_each_chunk_to_its_owner(tensor):
-    rank, world = dist.get_rank(), dist.get_world_size()
-    chunks = tensor.tensor_split(world)
-    others = [peer for peer in range(world) if peer != rank]
-    works = [dist.isend(chunks[peer], peer) for peer in others]
-    came = torch.empty_like(chunks[rank])
-    for peer in others:
-        dist.recv(came, peer)
-        chunks[rank].add_(came)
-    for work in works:
-        work.wait()
-
-
 def adds_with_numpy(tensor):
     rank, world = dist.get_rank(), dist.get_world_size()
     chunks = tensor.tensor_split(world)
@@ -119,13 +106,17 @@ def passes_a_copy_on(tensor):
         mine = came
 
 
-def sends_its_chunk_to_all(tensor):
+def even_ranks_pass_on_first(tensor):
     rank, world = dist.get_rank(), dist.get_world_size()
     chunks = tensor.tensor_split(world)
-    others = [peer for peer in range(world) if peer != rank]
-    works = [dist.isend(chunks[rank], peer) for peer in others] + [dist.irecv(chunks[peer], peer) for peer in others]
-    for work in works:
-        work.wait()
+    for step in range(1, world):
+        outgoing, incoming = chunks[(rank - step + 1) % world], chunks[(rank - step) % world]
+        if rank % 2 == 0:
+            dist.send(outgoing, (rank + 1) % world)
+            dist.recv(incoming, (rank - 1) % world)
+        else:
+            dist.recv(incoming, (rank - 1) % world)
+            dist.send(outgoing, (rank + 1) % world)
 
 
 # All-reduce
@@ -143,9 +134,14 @@ def one_half_after_the_other(tensor):
         exchanged(chunks[(rank + 1 - step) % world], chunks[(rank - step) % world])
 
 
-def scatters_and_gathers_directly(tensor):
-    sends_each_chunk_to_its_owner(tensor)
-    sends_its_chunk_to_all(tensor)
+def takes_turns_in_both_halves(tensor):
+    even_ranks_send_first(tensor)
+    even_ranks_pass_on_first(tensor)
+
+
+def starts_the_receives_of_a_half_at_once(tensor):
+    starts_all_receives_first(tensor)
+    passes_a_copy_on(tensor)
 
 
 # Broadcast
@@ -231,10 +227,12 @@ def receives_into_a_clone(tensor):
 RIGHT = {
     "ring_reduce_scatter": (
         passes_a_sum_on, cuts_by_hand, takes_turns_between_two_buffers, starts_all_receives_first,
-        even_ranks_send_first, sends_each_chunk_to_its_owner, adds_with_numpy,
+        even_ranks_send_first, adds_with_numpy,
     ),
-    "ring_all_gather": (passes_a_copy_on, sends_its_chunk_to_all),
-    "ring_all_reduce": (one_half_after_the_other, scatters_and_gathers_directly),
+    "ring_all_gather": (passes_a_copy_on, even_ranks_pass_on_first),
+    "ring_all_reduce": (
+        one_half_after_the_other, takes_turns_in_both_halves, starts_the_receives_of_a_half_at_once,
+    ),
     "tree_broadcast": (halves_the_distance, halves_the_ranks, starts_to_send_and_waits_at_the_end),
     "barrier": (up_and_down_a_tree,),
     "exchange": (the_lower_rank_sends_first, receives_into_a_clone),

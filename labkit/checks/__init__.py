@@ -14,7 +14,7 @@ from labkit.show.words import say
 
 __all__ = ["Verdict", "check", "hint", "solution"]
 
-#: Exercise → hints given, and whether a written attempt was checked, in this kernel.
+#: Exercise → hints given, and whether a written attempt was checked, in this kernel; `progress` knows of others.
 _given: dict[str, int] = {}
 _tried: set[str] = set()
 
@@ -42,7 +42,7 @@ def check(name: str, fn: Callable[..., Any]) -> Verdict:
         raise TypeError(f"check was given {fn!r}: expected the function itself, without ()")
     ours = Verdict(name, "borrowed", "", (say("check.ours"),)) if is_ours(fn) else None
     verdict = ours or judge(exercise, fn)
-    if verdict.kind != "not_attempted":
+    if verdict.kind != "not_attempted" and not exercise.is_shipped(fn):
         _tried.add(name)
         progress.note_check(name, verdict.kind)
     return verdict
@@ -55,7 +55,7 @@ def hint(name: str) -> Revealed:
         TypeError, ValueError: There is no such exercise.
     """
     hints = exercises.get(name).hints()
-    number = min(_given.get(name, 0) + 1, len(hints))
+    number = min(max(_given.get(name, 0), _kept(name, "hints")) + 1, len(hints))
     _given[name] = number
     progress.note_hint(name, number)
     return Revealed(f"{say('hint.head', number=number, all=len(hints))}\n{hints[number - 1]}")
@@ -68,6 +68,11 @@ def solution(name: str) -> Revealed:
         TypeError, ValueError: There is no such exercise.
     """
     exercise = exercises.get(name)
-    if name not in _tried:
+    if name not in _tried and not _kept(name, "tries"):
         return Revealed(say("hint.first", name=name))
     return Revealed(inspect.getsource(exercise.solution))
+
+
+def _kept(name: str, what: str) -> int:
+    """Tries or hints of an exercise, in all kernels."""
+    return progress.read()["exercises"].get(name, {}).get(what, 0)

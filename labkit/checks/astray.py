@@ -9,7 +9,7 @@ from labkit.checks.exercise import Case, Exercise
 from labkit.checks.trial import attempt
 from labkit.show import ring
 from labkit.show.steps import Steps, counts, read
-from labkit.show.words import say
+from labkit.show.words import count, say
 from labkit.trace import Trace
 
 
@@ -19,7 +19,7 @@ def story(exercise: Exercise, case: Case, run: labkit.Run) -> tuple[tuple[str, .
     bad = exercise.compare(case, values, expected)
     rank = bad[0]
     told = exercise.tells(case, values, bad) if exercise.tells else _result(case, rank, values[rank], expected[rank])
-    lines = [*(turned(run.trace) if exercise.ring else []), *run.leftovers[:2], told]
+    lines = [*(way(run.trace) if exercise.ring else []), *run.leftovers[:2], told]
     early = any(e.kind == "recv" and e.end is None for e in run.trace.events)  # then what was held when is chance
     if early or not exercise.ring or case.kind != "parts":
         return tuple(lines), None
@@ -42,12 +42,15 @@ def _is_untouched(run: labkit.Run, rank: int) -> bool:
     return any(e.kind == "recv" for e in mine) and all(e.after == mine[0].after for e in mine)
 
 
-def turned(trace: Trace) -> list[str]:
-    """Whether all messages go the other way round the ring. Of two ranks there is only one way."""
-    sends = [e for e in trace.events if e.kind == "send" and e.peer is not None]
-    if trace.ranks > 2 and sends and all((e.rank - (e.peer or 0)) % trace.ranks == 1 for e in sends):
+def way(trace: Trace) -> list[str]:
+    """Whether messages go another way than round the ring. Of two ranks there is only one way."""
+    pairs = {(e.rank, e.peer) for e in trace.events if e.kind == "send" and e.peer is not None}
+    off = sorted((rank, peer) for rank, peer in pairs if (peer - rank) % trace.ranks != 1)
+    if trace.ranks < 3 or not off:
+        return []
+    if all((rank - peer) % trace.ranks == 1 for rank, peer in pairs):
         return [say("check.turned")]
-    return []
+    return [say("check.way", rank=off[0][0], peer=off[0][1])]
 
 
 def _other_chunk(mine: Steps, theirs: Steps, rank: int) -> list[str]:
@@ -65,21 +68,32 @@ def _first_difference(mine: Steps, theirs: Steps) -> list[str]:
     for step in range(1, min(mine.total, theirs.total) + 1):
         for rank in range(mine.ranks):
             for chunk in range(mine.chunks):
-                have, want = mine.parts(step, rank, chunk), theirs.parts(step, rank, chunk)
+                have, want = mine.states[step][rank][chunk], theirs.states[step][rank][chunk]
                 if have != want:
-                    told = say("check.astray", step=step, rank=rank, chunk=chunk, want=_set(want), have=_set(have))
-                    return [told, *_twice(have)]
+                    told = {"want": _set(want, mine.ranks), "have": _set(have, mine.ranks)}
+                    return [say("check.astray", step=step, rank=rank, chunk=chunk, **told), *_twice(have, mine.ranks)]
     if mine.total != theirs.total:
-        return [say("check.steps", have=mine.total, want=theirs.total)]
+        return [count("check.steps", mine.total, want=theirs.total)]
     return []
 
 
-def _twice(parts: tuple[int, ...]) -> list[str]:
-    return [say("check.twice", rank=rank) for rank, n in enumerate(parts) if n > 1][:1]
+def _is_sum(value: int, ranks: int) -> bool:
+    """Whether a value can be read as whose parts are in it: of each none, one or two. A mean, or memory that nobody
+    has written yet, cannot."""
+    return 0 <= value < 16**ranks and max(counts(value, ranks)) <= 2
 
 
-def _set(parts: tuple[int, ...]) -> str:
-    return "{" + ",".join(str(rank) for rank, n in enumerate(parts) for _ in range(n)) + "}"
+def _twice(value: int, ranks: int) -> list[str]:
+    if not _is_sum(value, ranks):
+        return []
+    return [say("check.twice", rank=rank) for rank, n in enumerate(counts(value, ranks)) if n > 1][:1]
+
+
+def _set(value: int, ranks: int) -> str:
+    """Whose parts are in a value, such as {0,2}."""
+    if not _is_sum(value, ranks):
+        return say("check.no_sum", value=value)
+    return "{" + ",".join(str(rank) for rank, n in enumerate(counts(value, ranks)) for _ in range(n)) + "}"
 
 
 def _result(case: Case, rank: int, have: Any, want: Any) -> str:
@@ -88,7 +102,7 @@ def _result(case: Case, rank: int, have: Any, want: Any) -> str:
         return say("check.result", rank=rank, want=_short(want), have=_short(have))
     at = next(n for n, (h, w) in enumerate(zip(have, want, strict=True)) if h != w)
     if case.kind == "parts" and all(isinstance(x, int) for x in (have[at], want[at])):
-        told = {"want": _set(counts(want[at], case.ranks)), "have": _set(counts(have[at], case.ranks))}
+        told = {"want": _set(want[at], case.ranks), "have": _set(have[at], case.ranks)}
     else:
         told = {"want": want[at], "have": have[at]}
     return say("check.element", rank=rank, element=at, **told)

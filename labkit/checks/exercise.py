@@ -109,13 +109,15 @@ class Exercise:
         solution: A function that does it. Its source is the last hint.
         hints: Gives three: a question; the state expected after step 1; pseudo-code with a blank.
         wrong: Solutions that a test proves to be rejected.
-        ring: Whether the case's tensor is watched, so that `labkit.show.ring` can draw what went wrong.
+        ring: Whether messages must go from rank r to r + 1. The case's tensor is watched, so that `labkit.show.ring`
+            can draw what went wrong.
         legal: ``legal(case)``: whether a case that is smaller than one of `cases` may be shown.
         compare: ``compare(case, values, expected)``: the ranks that are wrong; by default those that differ.
         tells: ``tells(case, values, wrong ranks)``: what is wrong, where "expected … got …" would not say it.
         where: ``where(case)``: the case in words.
         allowed: Collectives, of torch's or labkit's, that may be called; any other is borrowed.
         theirs: Files of which no function may be called, since it does the exercise; ``None``: labkit's algorithms.
+        shipped: What stands in the notebook at first, where it is no stub: seeing it fail is no attempt yet.
         order: ``order(case, trace)``: what is wasteful in the order of events, in words; nothing, if nothing is.
     """
 
@@ -136,4 +138,13 @@ class Exercise:
     where: Callable[[Case], str] = in_words
     allowed: tuple[str, ...] = ()
     theirs: frozenset[str] | None = None
+    shipped: Callable[..., Any] | None = None
     order: Callable[[Case, Trace], str] | None = None
+
+    def is_shipped(self, fn: Callable[..., Any]) -> bool:
+        """Whether a function is still as it stood in the notebook; comments and spaces do not count."""
+        codes = [getattr(f, "__code__", None) for f in (fn, self.shipped)]
+        if None in codes:
+            return False
+        mine, theirs = [(c.co_code, c.co_consts, c.co_names, c.co_varnames) for c in codes if c is not None]
+        return mine == theirs

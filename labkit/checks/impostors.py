@@ -19,6 +19,7 @@ import labkit
 from labkit.checks.exercise import Case, Exercise, differing
 from labkit.checks.judge import LIMIT, costs
 from labkit.checks.trial import attempt
+from labkit.progress import note_answer
 from labkit.show.figure import style
 from labkit.show.guesses import Question, Revealed, guess, predict
 from labkit.show.svg import el, escape
@@ -60,6 +61,7 @@ class Lineup:
         members: Letter → impostor.
         facts: What is told of the values; by default whether they are right.
         units: What is told of the costs, as in `Cost`.
+        where: The case in words.
     """
 
     chapter: str
@@ -68,6 +70,7 @@ class Lineup:
     members: dict[str, Impostor]
     facts: tuple[Fact, ...] = (Fact(lambda: say("impostor.values"), right_or_wrong),)
     units: tuple[str, ...] = ("nbytes", "messages", "rounds", "peak")
+    where: Callable[[Case], str] | None = None
 
     @cached_property
     def symptoms(self) -> list[tuple[str, ...]]:
@@ -114,6 +117,7 @@ class Lineup:
         noted = guess(self._key(letter))
         if noted is None:
             return Revealed(say("impostor.first", letter=letter))
+        note_answer(self._key(letter), member.fault())
         verdict = say("impostor.met" if noted == member.fault() else "impostor.missed", fault=member.fault())
         return Revealed(f"{verdict}\n\n{inspect.getsource(member.fn)}")
 
@@ -148,7 +152,9 @@ class Lineup:
         head = el("tr", *(el("th", escape(c), scope="col") for c in self.columns))
         body = [el("tr", *(el("td", escape(c)) for c in row)) for row in self.symptoms]
         table = el("div", el("table", el("thead", head), el("tbody", *body)), class_="lk-twin")
-        title = el("p", escape(say("impostor.title", exercise=self.exercise.name)), class_="lk-title")
+        told = say("impostor.title", exercise=self.exercise.name)
+        title = el("p", escape(say("impostor.on", title=told, case=self.where(self.case)) if self.where else told),
+                   class_="lk-title")  # fmt: skip
         return {"text/html": el("div", el("style", style()), title, table, class_="lk"), "text/plain": str(self)}
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import labkit
 from labkit.checks import astray
 from labkit.checks.exercise import Case, Cost, Exercise
-from labkit.checks.look import GLANCE, LIMIT, Outcome, look, look_once
+from labkit.checks.look import FATAL, GLANCE, LIMIT, Outcome, look, look_once
 from labkit.checks.shrink import smallest
 from labkit.checks.trial import GIVEN, is_large
 from labkit.checks.verdict import Verdict
@@ -19,6 +19,8 @@ from labkit.world.failure import Row
 from labkit.world.place import shown_place
 
 __all__ = ["LIMIT", "costs", "judge", "rounds"]
+
+AGAIN = 3  #: times that a case is tried again whose messages came in too long a row
 
 
 def judge(exercise: Exercise, fn: Callable[..., Any]) -> Verdict:
@@ -32,12 +34,13 @@ def judge(exercise: Exercise, fn: Callable[..., Any]) -> Verdict:
         if outcome.kind != "right":
             shown = _smallest(exercise, fn, outcome, [o.case for o in seen])
             _print(shown)
-            return _told(exercise, shown)
+            return _told(exercise, shown, _spent_too_much(exercise, fn, seen) if case.ranks == 1 else ())
         seen.append(outcome)
     _print(seen[0])
+    if over := _spent_too_much(exercise, fn, seen) or _out_of_order(exercise, seen):
+        return Verdict(exercise.name, "wasteful", _all_right(exercise), over)
     spent = [(o.case, costs(o.run)) for o in seen if o.run is not None]
-    wasteful = _over_budget(exercise, spent) or _out_of_order(exercise, seen)
-    return wasteful or Verdict(exercise.name, "right", "", (_all_right(exercise), *_spent(exercise, spent)))
+    return Verdict(exercise.name, "right", "", (_all_right(exercise), *_spent(exercise, spent)))
 
 
 def _smallest(exercise: Exercise, fn: Callable[..., Any], found: Outcome, passed: list[Case]) -> Outcome:
@@ -52,19 +55,28 @@ def _print(outcome: Outcome) -> None:
         print(text)
 
 
-def _told(exercise: Exercise, outcome: Outcome) -> Verdict:
-    """A case that was not right, in words."""
+def _told(exercise: Exercise, outcome: Outcome, before: tuple[str, ...] = ()) -> Verdict:
+    """A case that was not right, in words; `before`: what was seen in cases whose values are right.
+
+    A step too many fails only where a rank is alone, and shows as messages too many elsewhere.
+    """
     case, run, failure = outcome.case, outcome.run, outcome.failure
-    picture = None
+    picture, named = None, ""
     lines: tuple[str, ...] = ()
     if outcome.kind == "not_attempted":
         return Verdict(exercise.name, "not_attempted")
     if isinstance(failure, labkit.RunTimeout):
         lines = _deadlocked(failure)
+        if not (failure.cycle or all(row.waits_for for row in failure.table if row.state != "returned")):
+            named = say("verdict.unfinished")
     elif failure is not None:
         lines = _crashed(case, failure)
     elif outcome.kind == "borrowed":
-        lines = (say("check.borrowed", name=outcome.why),)
+        lines = (_borrowed(exercise, outcome.why),)
+    elif outcome.why == "hasty" and run is not None:
+        lines = (*[t.hasty for t in run.values if t.hasty][:1], *run.leftovers[:2])
+    elif outcome.why == "way" and run is not None:
+        lines = tuple(astray.way(run.trace))
     elif outcome.why == "silent":
         lines = (say("check.silent"),)
     elif run is not None and outcome.why == "leftovers":
@@ -72,8 +84,16 @@ def _told(exercise: Exercise, outcome: Outcome) -> Verdict:
     elif run is not None:
         lines, picture = astray.story(exercise, case, run)
     if failure is not None and exercise.ring:
-        lines = (*lines, *astray.turned(failure.trace))
-    return Verdict(exercise.name, outcome.kind, exercise.where(case), lines, picture)
+        lines = (*lines, *astray.way(failure.trace))
+    return Verdict(exercise.name, outcome.kind, exercise.where(case), (*before, *lines), picture, named)
+
+
+def _borrowed(exercise: Exercise, name: str) -> str:
+    """A collective may do something else than the exercise; where only messages are allowed, none is."""
+    where, _, called = name.partition(".")
+    if not exercise.allowed and (where == "dist" or (where == "collectives" and called in ALGORITHMS)):
+        return say("check.collective", name=name)
+    return say("check.borrowed", name=name)
 
 
 def costs(run: labkit.Run) -> list[Cost]:
@@ -121,9 +141,31 @@ def rounds(trace: Trace) -> int:
     return max(round_of.values(), default=0)
 
 
-def _over_budget(exercise: Exercise, spent: list[tuple[Case, list[Cost]]]) -> Verdict | None:
-    """Bytes first, then messages, rounds, collectives, memory; of each the last, largest case that is over."""
-    for unit in ("nbytes", "messages", "rounds", "calls", "handed", "peak"):
+def _spent_too_much(exercise: Exercise, fn: Callable[..., Any], seen: list[Outcome]) -> tuple[str, ...]:
+    """A line if the budget is exceeded.
+
+    A long row of messages may be chance, where a rank was slow and found more at its door than it had asked for. Then
+    the case is tried again, and the shortest row counts.
+    """
+    spent = []
+    for o in seen:
+        found = [costs(o.run)] if o.run is not None else []
+        limit = exercise.budget(o.case)[0].rounds
+        while found and limit is not None and _in_a_row(found[-1]) > limit and len(found) <= AGAIN:
+            run = look_once(exercise, fn, o.case, LIMIT).run
+            found.append(costs(run) if run is not None else found[0])
+        if found:
+            spent.append((o.case, min(found, key=_in_a_row)))
+    return _over_budget(exercise, spent)
+
+
+def _in_a_row(by_rank: list[Cost]) -> int:
+    return by_rank[0].rounds or 0
+
+
+def _over_budget(exercise: Exercise, spent: list[tuple[Case, list[Cost]]]) -> tuple[str, ...]:
+    """Messages first, then bytes, rounds, collectives, memory; of each the last, largest case that is over."""
+    for unit in ("messages", "nbytes", "rounds", "calls", "handed", "peak"):
         for case, by_rank in reversed(spent):
             over = [
                 (getattr(cost, unit) - limit, getattr(cost, unit), limit)
@@ -133,16 +175,15 @@ def _over_budget(exercise: Exercise, spent: list[tuple[Case, list[Cost]]]) -> Ve
             ]
             if over:
                 _, have, limit = max(over)
-                line = f"{_excess(unit, have, limit)}   {exercise.where(case)}"
-                return Verdict(exercise.name, "wasteful", _all_right(exercise), (line,))
-    return None
+                return (f"{_excess(unit, have, limit)}   {exercise.where(case)}",)
+    return ()
 
 
-def _out_of_order(exercise: Exercise, seen: list[Outcome]) -> Verdict | None:
+def _out_of_order(exercise: Exercise, seen: list[Outcome]) -> tuple[str, ...]:
     for o in seen:
         if exercise.order and o.run is not None and (line := exercise.order(o.case, o.run.trace)):
-            return Verdict(exercise.name, "wasteful", _all_right(exercise), (f"{line}   {exercise.where(o.case)}",))
-    return None
+            return (f"{line}   {exercise.where(o.case)}",)
+    return ()
 
 
 def _excess(unit: str, have: int, limit: int) -> str:
@@ -196,7 +237,8 @@ def _standing(row: Row) -> str:
 
 def _crashed(case: Case, failure: labkit.RunFailed) -> tuple[str, ...]:
     """The error as the run tells it, without the frames of labkit and torch."""
-    told = [line for line in str(failure).splitlines() if "…" not in line and "checks" not in line]
+    lines = [FATAL.sub("", line).rstrip() for line in str(failure).splitlines()]
+    told = [line for line in lines if line and "…" not in line and "checks" not in line]
     if getattr(failure.__cause__, "is_stub", False):
         told.insert(0, say("check.unwritten", ranks=", ".join(map(str, failure.ranks)), all=case.ranks))
     return tuple(told[:8])

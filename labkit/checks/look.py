@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import labkit
+from labkit.checks.astray import way
 from labkit.checks.exercise import Case, Exercise
 from labkit.checks.trial import GIVEN, attempt
 from labkit.collectives import ALGORITHMS
@@ -20,6 +22,9 @@ from labkit.world.output import Output
 LIMIT, PATIENCE = 3.0, 30.0
 #: Seconds for a smaller case that may hang as well: enough to see a circle, which is a proof however short the time.
 GLANCE = 0.4
+
+#: Before what a backend says as it gives up: the rank, the time and the place in its own source.
+FATAL = re.compile(r"\[rank\d+\]:\[F\d+ [\d:.]+ [\w.]+:\d+\] ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +63,7 @@ class Outcome:
 
 def _is_noise(line: str) -> bool:
     words = line.split()
-    return words[:2] == ["terminate", "called"] or words[:1] == ["what():"]
+    return words[:2] == ["terminate", "called"] or words[:1] == ["what():"] or FATAL.match(line) is not None
 
 
 def look(exercise: Exercise, fn: Callable[..., Any], case: Case) -> Outcome:
@@ -125,12 +130,16 @@ def _communicates(trace: Trace) -> bool:
 def _returned(exercise: Exercise, case: Case, run: labkit.Run) -> Outcome:
     if name := borrowed(run, exercise.allowed):
         return Outcome("borrowed", case, name, run)
+    if any(t.hasty for t in run.values):
+        return Outcome("wrong", case, "hasty", run)
     if exercise.compare(case, [t.value for t in run.values], exercise.expected(case)):
         return Outcome("wrong", case, "values", run)
     if run.leftovers:
         return Outcome("wrong", case, "leftovers", run)
     if case.ranks > 1 and case.elements and not _communicates(run.trace):
         return Outcome("wrong", case, "silent", run)
+    if exercise.ring and way(run.trace):
+        return Outcome("wrong", case, "way", run)
     return Outcome("right", case, run=run)
 
 

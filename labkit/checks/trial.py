@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 from labkit import device
 from labkit.checks.borrow import ALGORITHMS, Borrowing, is_ours
 from labkit.checks.exercise import Case, Exercise
+from labkit.checks.hasty import Arrivals
 from labkit.trace import watch
 
 #: The label of what an exercise does itself, on a rank: it counts as nobody's.
@@ -39,23 +40,26 @@ class Tried:
         peak: The most bytes that it held at once in tensors and arrays of its own.
         borrowed: What it called that does the exercise for it.
         returned: Whether it returned something.
+        hasty: What it used before it had arrived, in words; see `labkit.checks.hasty`.
     """
 
     value: Any = None
     peak: int = 0
     borrowed: str | None = None
     returned: bool = False
+    hasty: str = ""
 
 
 def attempt(exercise: Exercise, fn: Callable[..., Any], case: Case) -> Tried:
     """Call the learner's function once; run on every rank."""
-    meter = Meter(arrays=is_large(exercise.budget(case)[dist.get_rank()].peak))
+    arrivals = Arrivals()
+    meter = Meter(arrays=is_large(exercise.budget(case)[dist.get_rank()].peak), look=arrivals.look)
     borrowing = Borrowing(is_ours(fn), ALGORITHMS if exercise.theirs is None else exercise.theirs)
     tried = Tried()
 
     @functools.wraps(fn)
     def metered(*args: Any, **kwargs: Any) -> Any:
-        with meter, borrowing:
+        with arrivals, meter, borrowing:
             made = fn(*args, **kwargs)
         tried.returned = made is not None
         return made
@@ -65,7 +69,7 @@ def attempt(exercise: Exercise, fn: Callable[..., Any], case: Case) -> Tried:
     except NotImplementedError as error:
         error.is_stub = _is_a_stub(error, fn)  # type: ignore[attr-defined]  # it travels with the exception
         raise
-    tried.peak, tried.borrowed = meter.peak, borrowing.name
+    tried.peak, tried.borrowed, tried.hasty = meter.peak, borrowing.name, arrivals.told
     return tried
 
 
@@ -101,12 +105,12 @@ class Meter(TorchFunctionMode):
 
     It sees every call of torch from Python, which is where a learner's tensors come from. (`TorchDispatchMode` sees
     more, and imports a compiler.) With `arrays` it counts what Python itself allocates as well, beyond `LARGE` bytes:
-    NumPy's arrays and lists of numbers.
+    NumPy's arrays and lists of numbers. `look` is told of each call before it is made.
     """
 
-    def __init__(self, arrays: bool = False) -> None:
+    def __init__(self, arrays: bool = False, look: Callable[[str, list[torch.Tensor]], None] | None = None) -> None:
         super().__init__()
-        self.arrays, self.held, self.peak = arrays, 0, 0
+        self.arrays, self.look, self.held, self.peak = arrays, look, 0, 0
         self._known: set[int] = set()
 
     def __enter__(self) -> Meter:
@@ -121,8 +125,11 @@ class Meter(TorchFunctionMode):
             tracemalloc.stop()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        by_world = _asked_by_world(sys._getframe(1))
+        if self.look is not None and not by_world:
+            self.look(func.__name__, _tensors(args))
         made = func(*args, **(kwargs or {}))
-        if _asked_by_world(sys._getframe(1)):
+        if by_world:
             return made
         given = {t.untyped_storage().data_ptr() for t in _tensors(args)}
         given |= {a.ctypes.data for a in args if isinstance(a, np.ndarray)}  # a view of an array, which is counted

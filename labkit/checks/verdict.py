@@ -25,6 +25,8 @@ class Verdict:
         where: The case, such as "world 3, 5 elements".
         lines: What was seen.
         picture: The learner's own run, a `labkit.show.Figure`, or ``None``.
+        named: What the kind is called, where its own name would say too much: of ranks that did not finish, but of
+            which no one waited in vain.
     """
 
     exercise: str
@@ -32,6 +34,7 @@ class Verdict:
     where: str = ""
     lines: tuple[str, ...] = ()
     picture: Any = None
+    named: str = ""
 
     def __post_init__(self) -> None:
         assert self.kind in SIGNS
@@ -42,7 +45,7 @@ class Verdict:
 
     @property
     def head(self) -> str:
-        named = kind_in_words(self.kind)
+        named = self.named or kind_in_words(self.kind)
         return " · ".join(part for part in (f"{SIGNS[self.kind]} {named}", self.exercise, self.where) if part)
 
     def __str__(self) -> str:

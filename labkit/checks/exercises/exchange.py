@@ -30,6 +30,15 @@ def both_receive_first(tensor: torch.Tensor) -> torch.Tensor:
     return theirs
 
 
+def forgets_to_return(tensor: torch.Tensor) -> None:
+    exchange(tensor)
+
+
+def returns_its_own(tensor: torch.Tensor) -> torch.Tensor:
+    exchange(tensor)
+    return tensor
+
+
 def both_send_first(tensor: torch.Tensor) -> torch.Tensor:
     """Works as long as the system's buffers take the message."""
     theirs = torch.empty_like(tensor)
@@ -75,24 +84,43 @@ def calls_all_to_all(tensor: torch.Tensor) -> torch.Tensor:
     return parts[dist.get_rank() ^ 1]
 
 
-def call(fn: Callable[[torch.Tensor], torch.Tensor], case: Case) -> list:
+def call(fn: Callable[[torch.Tensor], torch.Tensor], case: Case) -> tuple[Any, bool]:
     """What came, and whether the tensor that was given is as it was."""
     tensor = brought(case, dist.get_rank())
     before = tensor.clone()
     theirs: Any = fn(tensor)
-    if not isinstance(theirs, torch.Tensor):
-        return [say("exchange.returned", what=type(theirs).__name__)]
-    return [
-        *theirs[:8].tolist(),
-        int(theirs.sum()),
-        say("exchange.kept" if torch.equal(tensor, before) else "exchange.lost"),
-    ]
+    came = _seen(theirs) if isinstance(theirs, torch.Tensor) else None if theirs is None else type(theirs).__name__
+    return came, torch.equal(tensor, before)
 
 
-def expected(case: Case) -> list[list]:
-    brought_by = [brought(case, rank) for rank in range(case.ranks)]
-    partners = [brought_by[rank ^ 1] for rank in range(case.ranks)]
-    return [[*p[:8].tolist(), int(p.sum()), say("exchange.kept")] for p in partners]
+def _seen(tensor: torch.Tensor) -> tuple[list[int], list, int]:
+    """Its shape, some elements, and the sum of all."""
+    return list(tensor.shape), tensor.flatten()[:8].tolist(), int(tensor.sum())
+
+
+def expected(case: Case) -> list[tuple[Any, bool]]:
+    return [(_seen(brought(case, rank ^ 1)), True) for rank in range(case.ranks)]
+
+
+def what_came(case: Case, values: list[Any], bad: list[int]) -> str:
+    """The first rank's fault: nothing returned, its own tensor lost, another's tensor, or a wrong element."""
+    rank, partner = bad[0], bad[0] ^ 1
+    (came, kept), wanted = values[rank], _seen(brought(case, bad[0] ^ 1))
+    if came is None:
+        return say("exchange.nothing", rank=rank, partner=partner)
+    if isinstance(came, str):
+        return say("exchange.returned", rank=rank, what=came, partner=partner)
+    for other in range(case.ranks):
+        if other != partner and came == _seen(brought(case, other)):
+            return say("exchange.whose", rank=rank, other=other, partner=partner)
+    if came[0] != wanted[0]:
+        return say("exchange.shape", rank=rank, have=came[0], want=wanted[0])
+    at = next((n for n, (a, b) in enumerate(zip(came[1], wanted[1], strict=True)) if a != b), None)
+    if not kept and came == wanted:
+        return say("exchange.lost", rank=rank)
+    if at is None:
+        return say("exchange.later", rank=rank, partner=partner)
+    return say("exchange.element", rank=rank, element=at, have=came[1][at], want=wanted[1][at], partner=partner)
 
 
 def budget(case: Case) -> list[Cost]:
@@ -117,11 +145,15 @@ EXERCISE = Exercise(
     wrong=(
         Wrong(both_receive_first, "deadlocked", "both receive first"),
         Wrong(both_send_first, "deadlocked", "both send first"),
-        Wrong(overwrites_its_input, "wrong", "given"),
+        Wrong(forgets_to_return, "wrong", "rank 0 returned nothing; expected rank 1's tensor"),
+        Wrong(returns_its_own, "wrong", "rank 0 returned what rank 0 brought; its partner is rank 1"),
+        Wrong(overwrites_its_input, "wrong", "rank 0's own tensor was changed"),
         Wrong(does_not_wait, "wrong"),
-        Wrong(swaps_with_the_right_neighbour, "wrong", "rank 0"),
+        Wrong(swaps_with_the_right_neighbour, "wrong", "rank 0 returned what rank 3 brought"),
         Wrong(sends_the_size_first, "wasteful", "budget"),
         Wrong(calls_all_to_all, "borrowed", "dist.all_gather"),
     ),
     legal=legal,
+    tells=what_came,
+    shipped=both_receive_first,
 )  # fmt: skip

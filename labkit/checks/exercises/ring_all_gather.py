@@ -61,6 +61,15 @@ def sends_whole_tensors(tensor: torch.Tensor) -> None:
                 mine.copy_(theirs)
 
 
+def sends_its_chunk_to_all(tensor: torch.Tensor) -> None:
+    rank, world = dist.get_rank(), dist.get_world_size()
+    chunks = tensor.tensor_split(world)
+    others = [peer for peer in range(world) if peer != rank]
+    works = [dist.isend(chunks[rank], peer) for peer in others] + [dist.irecv(chunks[peer], peer) for peer in others]
+    for work in works:
+        work.wait()
+
+
 def joins_what_it_kept(tensor: torch.Tensor) -> None:
     rank, world = dist.get_rank(), dist.get_world_size()
     chunks = [chunk.clone() for chunk in tensor.tensor_split(world)]
@@ -118,15 +127,15 @@ def budget(case: Case) -> list[Cost]:
     itemsize, n = getattr(torch, case.dtype).itemsize, case.ranks
     sizes = shares(case.elements, n)
     room = 3 * sizes[0] * itemsize if n > 1 else None
-    return [Cost((n - 1) * sizes[0] * itemsize, n - 1, None, room)] * n
+    return [Cost((n - 1) * sizes[0] * itemsize, n - 1, 2 * (n - 1), room)] * n
 
 
 EXERCISE = Exercise(
     name="ring_all_gather",
     number="2.2",
     cases=(
-        Case(2, 2), Case(3, 3), Case(4, 4), Case(1, 3), Case(3, 2), Case(3, 5, "numbers"), Case(4, 10, "numbers"),
-        Case(3, 7, "numbers", "float32"), Case(4, 2**18, "numbers", "float32"),
+        Case(2, 2), Case(3, 3), Case(4, 4), Case(3, 2), Case(3, 5, "numbers"), Case(4, 10, "numbers"),
+        Case(3, 7, "numbers", "float32"), Case(4, 2**18, "numbers", "float32"), Case(1, 3),
     ),
     call=call,
     expected=expected,
@@ -137,6 +146,7 @@ EXERCISE = Exercise(
         Wrong(forgets_the_last_step, "wrong", "expected {1}, got {}"),
         Wrong(starts_with_the_next_chunk, "wrong", "first astray: step 1"),
         Wrong(adds_what_it_should_copy, "wrong", "2 steps; expected 1"),
+        Wrong(sends_its_chunk_to_all, "wrong", "rank 0 sent to rank 2; the ring goes from rank r to r + 1"),
         Wrong(sends_whole_tensors, "wasteful", "budget"),
         Wrong(joins_what_it_kept, "wasteful", "held by a rank in tensors of its own"),
         Wrong(sends_first, "deadlocked", "both receive first"),

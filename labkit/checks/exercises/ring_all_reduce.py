@@ -58,11 +58,12 @@ def sends_to_rank_0_and_back(tensor: torch.Tensor) -> None:
 def sends_whole_tensors(tensor: torch.Tensor) -> None:
     rank, world = dist.get_rank(), dist.get_world_size()
     total = tensor.clone()
-    for distance in range(1, world):
+    for _ in range(1, world):
         arriving = torch.empty_like(tensor)
-        for work in [dist.isend(tensor, (rank + distance) % world), dist.irecv(arriving, (rank - distance) % world)]:
+        for work in [dist.isend(tensor, (rank + 1) % world), dist.irecv(arriving, (rank - 1) % world)]:
             work.wait()
         total += arriving
+        tensor.copy_(arriving)
     tensor.copy_(total)
 
 
@@ -98,15 +99,15 @@ def budget(case: Case) -> list[Cost]:
     itemsize, n = getattr(torch, case.dtype).itemsize, case.ranks
     sizes = shares(case.elements, n)
     room = 4 * sizes[0] * itemsize if n > 1 else None
-    return [Cost(2 * (case.elements - min(sizes)) * itemsize, 2 * (n - 1), None, room)] * n
+    return [Cost(2 * (case.elements - min(sizes)) * itemsize, 2 * (n - 1), 4 * (n - 1), room)] * n
 
 
 EXERCISE = Exercise(
     name="ring_all_reduce",
     number="2.3",
     cases=(
-        Case(2, 2), Case(3, 3), Case(4, 4), Case(1, 3), Case(3, 2), Case(3, 5, "numbers"), Case(4, 10, "numbers"),
-        Case(3, 7, "numbers", "float32"), Case(4, 2**18, "numbers", "float32"),
+        Case(2, 2), Case(3, 3), Case(4, 4), Case(3, 2), Case(3, 5, "numbers"), Case(4, 10, "numbers"),
+        Case(3, 7, "numbers", "float32"), Case(4, 2**18, "numbers", "float32"), Case(1, 3),
     ),
     call=call,
     expected=expected,
@@ -114,10 +115,10 @@ EXERCISE = Exercise(
     solution=ring_all_reduce,
     hints=lambda: (say("ring_all_reduce.question"), say("ring_all_reduce.state"), say("ring_all_reduce.code")),
     wrong=(
-        Wrong(forgets_the_second_half, "wrong", "1 steps; expected 2"),
+        Wrong(forgets_the_second_half, "wrong", "1 step; expected 2"),
         Wrong(adds_in_the_second_half, "wrong", "first astray: step 2"),
         Wrong(starts_the_second_half_with_another_chunk, "wrong", "first astray"),
-        Wrong(sends_to_rank_0_and_back, "wasteful", "budget 1,572,864"),
+        Wrong(sends_to_rank_0_and_back, "wrong", "rank 0 sent to rank 2; the ring goes from rank r to r + 1"),
         Wrong(sends_whole_tensors, "wasteful", "budget 1,572,864"),
         Wrong(returns_the_sum, "wrong", "what the function returns is not looked at"),
         Wrong(averages, "wrong", "rank 0, element 0"),

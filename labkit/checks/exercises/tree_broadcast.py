@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from labkit.checks.exercise import Case, Cost, Exercise, Wrong
+from labkit.checks.exercise import Case, Cost, Exercise, Wrong, in_words
 from labkit.checks.trial import brought
 from labkit.show.words import say
 
@@ -92,12 +92,16 @@ def budget(case: Case) -> list[Cost]:
     return [Cost(rounds * size, rounds, rounds, None)] * case.ranks
 
 
+def where(case: Case) -> str:
+    return f"{in_words(case)}, {say('tree_broadcast.root', root=case.more)}"
+
+
 EXERCISE = Exercise(
     name="tree_broadcast",
     number="2.4",
     cases=(
-        Case(2, 1), Case(2, 1, more=1), Case(4, 2), Case(3, 2, more=1), Case(4, 3, "numbers", more=2), Case(1, 2),
-        Case(3, 5, "numbers", "float32", more=2), Case(4, 5, "numbers", more=3),
+        Case(2, 1), Case(2, 1, more=1), Case(4, 2), Case(3, 2, more=1), Case(4, 3, "numbers", more=2),
+        Case(3, 5, "numbers", "float32", more=2), Case(4, 5, "numbers", more=3), Case(1, 2),
     ),
     call=call,
     expected=expected,
@@ -105,11 +109,12 @@ EXERCISE = Exercise(
     solution=tree_broadcast,
     hints=lambda: (say("tree_broadcast.question"), say("tree_broadcast.state"), say("tree_broadcast.code")),
     wrong=(
-        Wrong(sends_to_each, "wasteful", "budget"),
+        Wrong(sends_to_each, "wasteful", "messages of a rank: 3; budget 2 (1.5×)   world 4, 5 elements, root 3"),
         Wrong(passes_along_a_chain, "wasteful", "in a row; budget"),
         Wrong(knows_root_0_only, "wrong", "expected {1}, got {0}"),
         Wrong(wants_a_power_of_two, "deadlocked", "rank 2 waits for rank 1, which had returned already"),
         Wrong(receives_twice, "deadlocked", "which had returned already"),
         Wrong(calls_broadcast, "borrowed", "dist.broadcast"),
     ),
+    where=where,
 )  # fmt: skip

@@ -40,7 +40,7 @@ def c(tensor: torch.Tensor) -> None:
     chunks, arrived = tensor.tensor_split(world), []
     for step in range(1, 2 * world - 1):
         outgoing, incoming = chunks[(rank - step) % world], chunks[(rank - step - 1) % world]
-        arrived.append(torch.empty_like(tensor)[: incoming.numel()])
+        arrived.append(torch.empty_like(incoming))
         for work in [dist.isend(outgoing, (rank + 1) % world), dist.irecv(arrived[-1], (rank - 1) % world)]:
             work.wait()
         incoming.copy_(incoming + arrived[-1] if step < world else arrived[-1])
@@ -63,6 +63,11 @@ def d(tensor: torch.Tensor) -> None:
         incoming.copy_(incoming + arriving if step < world else arriving)
 
 
+def told(case: Case) -> str:
+    nbytes = case.elements * getattr(torch, case.dtype).itemsize
+    return say("lineup_02.case", ranks=case.ranks, nbytes=nbytes, elements=case.elements, dtype=case.dtype)
+
+
 LINEUP = Lineup(
     "02",
     get("ring_all_reduce"),
@@ -73,4 +78,5 @@ LINEUP = Lineup(
         "C": Impostor(c, lambda: say("lineup_02.hoards")),
         "D": Impostor(d, lambda: say("lineup_02.crumbs")),
     },
+    where=told,
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import labkit
+from labkit.checks import report
 from labkit.show import guesses
 
 
@@ -39,11 +40,26 @@ def test_the_source_opens_after_a_diagnosis(line):
     form = line.ask("A")
     assert len(form.choices) == 4
     form.note("it keeps everything that ever arrived")
-    assert line.open("A").startswith("No. it lets rank 0 do everything")
+    assert line.open("A").startswith("No: it lets rank 0 do everything")
     form.note("it lets rank 0 do everything")
     opened = line.open("A")
     assert opened.startswith("That is it")
     assert "dist.send(tensor, peer)" in opened
+
+
+def test_the_diagnosis_before_the_source_counts(line, monkeypatch, tmp_path):
+    monkeypatch.setenv("LABKIT_PROGRESS", str(tmp_path / "progress.json"))
+    monkeypatch.delenv("LABKIT_STATIC")
+    for letter, first in (("A", "it ends one step too early"), ("B", "it ends one step too early")):
+        line.ask(letter).note(first)
+        line.open(letter)
+    line.ask("A").note("it lets rank 0 do everything")
+    assert report.text().splitlines()[-1] == "2 guesses noted, 2 of them answered, 1 met"
+
+
+def test_the_table_says_on_what(line):
+    assert "4 ranks, D = 512 B (64 numbers of int64)" in line._repr_mimebundle_()["text/html"]
+    assert line.symptoms[2][-1] == "768", "what arrived, and nothing else"
 
 
 def test_what_does_not_exist(line):

@@ -6,6 +6,7 @@ cost, three hints, a solution, and wrong ones. It needs no machinery of its own.
 
 from __future__ import annotations
 
+import dis
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -143,8 +144,12 @@ class Exercise:
 
     def is_shipped(self, fn: Callable[..., Any]) -> bool:
         """Whether a function is still as it stood in the notebook; comments and spaces do not count."""
-        codes = [getattr(f, "__code__", None) for f in (fn, self.shipped)]
-        if None in codes:
+        if self.shipped is None or not hasattr(fn, "__code__"):
             return False
-        mine, theirs = [(c.co_code, c.co_consts, c.co_names, c.co_varnames) for c in codes if c is not None]
-        return mine == theirs
+        return _instructions(fn) == _instructions(self.shipped)
+
+
+def _instructions(fn: Callable[..., Any]) -> list[tuple[str, Any]]:
+    """What a function does. How a call on a module is compiled depends on where the module was imported."""
+    found = [("LOAD_ATTR" if i.opname == "LOAD_METHOD" else i.opname, i.argval) for i in dis.get_instructions(fn)]
+    return [(name, value) for name, value in found if name not in ("PUSH_NULL", "PRECALL", "RESUME", "NOP")]

@@ -14,7 +14,7 @@ import torch
 from labkit.show.words import say
 from labkit.world.group import RecordingGroup
 from labkit.world.journal import Entry
-from labkit.world.place import learners_line, shown_place
+from labkit.world.place import at, learners_line
 
 #: Operations that read elements; others, such as `empty_like`, only ask for sizes.
 READS = {
@@ -55,8 +55,8 @@ class Arrivals:
         for ref, entry in self._receives:
             arriving = ref()
             if arriving is not None and any(_overlap(arriving, tensor) for tensor in tensors):
-                place = shown_place(learners_line(sys._getframe(1))) or ""
-                self.told = f"{say('check.hasty', rank=entry.operation.rank)}   {place}".rstrip()
+                place = at(learners_line(sys._getframe(1)))
+                self.told = f"{say('check.hasty', rank=entry.operation.rank)}{place}"
 
 
 def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from labkit import data_parallel, pace
+from labkit import data_parallel, device, pace
 from labkit.data_parallel import DistributedDataParallel
 from labkit.model import Transformer, loss, preset
 
@@ -18,11 +18,12 @@ SIZE = {"layers": 2, "hidden": 16, "heads": 2, "vocab": 32, "positions": 16}
 
 def model(name: str, **changes: Any) -> nn.Module:
     torch.manual_seed(7)
-    return Transformer(preset(name, **{**SIZE, **changes}), dtype=torch.float64)
+    return Transformer(preset(name, **{**SIZE, **changes}), dtype=torch.float64, device=device.current())
 
 
 def tokens(batch: int, seed: int = 3) -> torch.Tensor:
-    return torch.randint(SIZE["vocab"], (batch, 13), generator=torch.Generator().manual_seed(seed))
+    drawn = torch.randint(SIZE["vocab"], (batch, 13), generator=torch.Generator().manual_seed(seed))
+    return drawn.to(device.current())
 
 
 def mean_loss(net: nn.Module, batch: torch.Tensor) -> torch.Tensor:

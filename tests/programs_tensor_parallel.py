@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 
-from labkit import collectives, context_parallel, sequence_parallel, tensor_parallel
+from labkit import collectives, context_parallel, device, sequence_parallel, tensor_parallel
 from labkit.collectives import placement
 from labkit.model import Transformer, preset
 from labkit.model import loss as whole_loss
@@ -22,7 +22,7 @@ VOCAB = 37
 def transformer(name: str, dtype: torch.dtype = torch.float64, **changes: Any) -> Transformer:
     torch.manual_seed(0)
     size = {"layers": 2, "hidden": 16, "heads": 4, "vocab": VOCAB, "positions": 16, **changes}
-    return Transformer(preset(name, **size), dtype=dtype)
+    return Transformer(preset(name, **size), dtype=dtype, device=device.current())
 
 
 def shared(model: Transformer, how: str) -> Transformer:
@@ -32,7 +32,7 @@ def shared(model: Transformer, how: str) -> Transformer:
 
 
 def tokens(batch: int = 2, length: int = 9, seed: int = 1) -> torch.Tensor:
-    return torch.randint(VOCAB, (batch, length), generator=torch.Generator().manual_seed(seed))
+    return torch.randint(VOCAB, (batch, length), generator=torch.Generator().manual_seed(seed)).to(device.current())
 
 
 def whole_gradient(param: nn.Parameter, name: str, model: Transformer) -> torch.Tensor:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import programs
+import programs_data_parallel
+import programs_tensor_parallel
 import pytest
 import torch
 
@@ -103,6 +105,36 @@ def test_four_ranks_share_a_gpu_over_gloo():
     ranks = torch.cuda.device_count() + 3
     assert labkit.run(on_device_sum, ranks=ranks).values == [("cuda", ranks * (ranks + 1) / 2)] * ranks
     assert labkit.run(on_device_ring, ranks=ranks).values == [[(r - 1) % ranks] * 5 for r in range(ranks)]
+
+
+@pytest.mark.parametrize("ranks", [1, torch.cuda.device_count() + 3], ids=["nccl", "gloo"])
+@pytest.mark.parametrize("options", [{}, {"overlap": False}, {"find_unused_parameters": True}], ids=str)
+def test_data_parallel_gradients(ranks, options):
+    """Many buckets in a long backward: one that was read before its average was there would show."""
+    run = labkit.run(
+        programs_data_parallel.against_one_process, "tiny_gpt", {"layers": 6}, 0.002, options, 2, ranks=ranks
+    )
+    assert max(run.values) <= 1e-12
+
+
+@pytest.mark.parametrize("ranks", [1, 4], ids=["nccl", "gloo"])
+@pytest.mark.parametrize("how", ["tp", "sp", "sp-keep"])
+def test_tensor_parallel_steps(ranks, how):
+    if ranks > 1 and torch.cuda.device_count() >= ranks:
+        pytest.skip("each rank has a GPU: NCCL, as in the test of several GPUs")
+    for name in ("tiny_gpt", "tiny_llama"):
+        run = labkit.run(programs_tensor_parallel.against_one_process, name, {}, how, torch.float64, ranks=ranks)
+        assert max(run.values) <= 1e-10
+
+
+@pytest.mark.multi_gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_parallel_steps_over_nccl():
+    run = labkit.run(programs_data_parallel.against_one_process, "tiny_gpt", {"layers": 6}, 0.002, {}, 2, ranks=2)
+    assert max(run.values) <= 1e-12
+    for how in ("tp", "sp"):
+        run = labkit.run(programs_tensor_parallel.against_one_process, "tiny_gpt", {}, how, torch.float64, ranks=2)
+        assert max(run.values) <= 1e-10
 
 
 @pytest.mark.multi_gpu

@@ -112,10 +112,12 @@ def costs(run: labkit.Run) -> list[Cost]:
 
 
 def collectives(events: list[Event]) -> list[Event]:
-    """Those that a rank was asked for: torch's, and labkit's as a whole, not what they do inside."""
-    of_labkit = {e.index for e in events if e.kind == "span" and e.name.split(" ")[0] in ALGORITHMS}
-    asked = [e for e in events if e.index in of_labkit or (e.kind == "collective" and e.name != "new_group")]
-    return [e for e in asked if e.parent not in of_labkit]
+    """Those that a rank was asked for: torch's, and labkit's own, whose messages are not counted as such."""
+    return [
+        e for e in events
+        if (e.kind == "collective" and e.name != "new_group")
+        or (e.kind == "span" and e.name.split(" ")[0] in ALGORITHMS)
+    ]  # fmt: skip
 
 
 def rounds(trace: Trace) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import torch
 
 import labkit
 from labkit.world import pool as pools_module
+from labkit.world.patches import Patches
 from labkit.world.pool import Shape, pools
 
 
@@ -413,3 +415,43 @@ def test_paths_of_pathlib_may_stand_on_the_path(monkeypatch, tmp_path):
 
 def test_a_monitored_barrier_leaves_nothing_over():
     assert labkit.run(programs.monitored_barrier, ranks=2).leftovers == []
+
+
+@pytest.mark.parametrize("change", [
+    "dist.isend = lambda *a: None", "dist.P2POp = None", "torch.empty_like = torch.zeros_like", "del torch.manual_seed",
+    "torch.Tensor.copy_ = lambda *a: None", "torch.Tensor.__add__ = None", "torch.set_default_dtype = None",
+    "torch.nn.functional.relu = None", "torch.helper = 3",
+])  # fmt: skip
+def test_a_patch_of_torch_ends_with_its_run(change):
+    def patch():
+        exec(change, {"torch": torch, "dist": programs.dist})
+        return os.getpid()
+
+    old = labkit.run(patch, ranks=1).values
+    assert labkit.run(programs.pid, ranks=1).values != old
+    assert labkit.run(programs.total, ranks=1).values == [1]
+
+
+def test_only_torchs_own_wrapper_is_no_patch(monkeypatch):
+    from torch._compile import _disable_dynamo
+
+    known = Patches()
+    monkeypatch.setattr(torch, "manual_seed", _disable_dynamo(torch.manual_seed))  # as an import of its compiler does
+    assert not known.any()
+    monkeypatch.setattr(torch, "ones", functools.wraps(torch.ones)(lambda *a: None))
+    assert known.any()
+
+
+@pytest.mark.soak  # the import takes seconds
+def test_what_torch_imports_late_is_no_patch():
+    def late():
+        import torch.distributed.pipelining
+        import torch.nn.utils.prune
+        import torch.utils.checkpoint
+
+        optimizer = torch.optim.AdamW(torch.nn.Linear(2, 2).parameters())
+        optimizer.step()
+        return os.getpid()
+
+    pids = labkit.run(late, ranks=1).values
+    assert labkit.run(programs.pid, ranks=1).values == pids

@@ -32,6 +32,7 @@ from labkit.world.forkserver import watch_process
 from labkit.world.join import join
 from labkit.world.journal import Journal
 from labkit.world.paced import paced
+from labkit.world.patches import Patches
 from labkit.world.place import is_installed, learners_line
 from labkit.world.report import Raised, Report
 from labkit.world.table import OperationTable
@@ -129,6 +130,7 @@ class CleanStart:
         self.files = _identity(1), _identity(2)
         self.running = threading.active_count()
         self.filters = warnings.filters[:]
+        self.patches = Patches()
 
     def scene(self, order: dict[str, Any]) -> None:
         """The kernel's environment, path and folder, as they are now."""
@@ -139,10 +141,13 @@ class CleanStart:
             os.chdir(order["cwd"])
 
     def restore(self) -> bool:
-        """Put torch's global state back; False when the world itself is gone and these ranks are of no more use."""
+        """Put torch's global state back; False when these ranks are of no more use: torch was patched, so what follows
+        here may not be what it was, or the world is gone, or something of the run lives on."""
         sys.stdout, sys.stderr = self.streams
         warnings.filters[:] = self.filters  # type: ignore[index]  # a list, whatever the stub says
         signal.alarm(0)
+        if self.patches.any():
+            return False
         torch.set_default_dtype(self.dtype)
         torch.set_default_device(None)
         torch.set_grad_enabled(True)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+import sys
 import time
 
 import programs
+import psutil
 import pytest
 
 import labkit
@@ -363,3 +366,30 @@ def test_a_message_to_oneself_is_refused_with_a_reason():
 def test_a_rank_that_is_not_there_is_named_at_once(program, told):
     with pytest.raises(labkit.RankError, match=told):
         labkit.run(getattr(programs, program), ranks=2, timeout=30)
+
+
+def test_endless_printing_is_kept_within_bounds(capsys):
+    def endless():
+        while True:
+            sys.stdout.write("0123456789\n" * 10_000)
+
+    before = psutil.Process().memory_info().rss
+    failure = failure_of(endless, ranks=2, timeout=0.5, within=2.5, kind=labkit.RunTimeout)
+    assert psutil.Process().memory_info().rss - before < 200e6
+    for text in failure.output:
+        assert text.startswith("0123456789\n")
+        assert re.search(r"\n… [\d,.]+ MB of output left out …\n", text)
+        assert len(text) < 3.1e6
+    shown = capsys.readouterr().out
+    assert "MB of output left out" in shown
+    assert len(shown) < 20_000
+
+
+def test_a_line_without_end_is_kept_and_shown_within_bounds(capsys):
+    def endless():
+        while True:
+            sys.stdout.write("x" * 100_000)
+
+    failure = failure_of(endless, ranks=1, timeout=0.5, kind=labkit.RunTimeout)
+    assert len(failure.output[0]) < 3.1e6
+    assert len(capsys.readouterr().out) < 20_000

@@ -25,7 +25,7 @@ class Run:
 
     Attributes:
         values: What the function returned on rank 0, 1, …; tensors are on the CPU.
-        output: What rank r printed.
+        output: What rank r printed; of more than 2 MB perhaps the beginning and the end only, with a line between.
         trace: The events of all ranks on one clock, a `labkit.trace.Trace`.
         leftovers: Messages that nobody received and operations that nobody waited for, a sentence each.
         notes: Under a pace, what did not go by it, a sentence each.

@@ -11,18 +11,52 @@ import sys
 import time
 from typing import Any
 
-#: Longer output of a rank is kept whole in `Run.output`, but shown with its middle left out.
+#: Bytes of a rank's output that are kept from its beginning, and at least as many from its end.
+KEPT = 1_000_000
+#: Longer output of a rank is shown with its middle left out, and so is a longer line.
 SHOWN_LINES = 200
+SHOWN_LINE = 4_000
 
 _REFRESH = 0.1
 _QUIET_START = 0.3
+
+
+class Kept:
+    """What a rank has printed: all of it, or, of more than a few MB, the beginning and the end.
+
+    >>> kept = Kept()
+    >>> for _ in range(400):
+    ...     kept.add(b"ten bytes\\n" * 1000)
+    >>> kept.lost, len(kept.text())
+    ('… 1.0 MB of output left out …', 2990031)
+    """
+
+    def __init__(self) -> None:
+        self._head, self._tail, self._lost = bytearray(), bytearray(), 0
+
+    def add(self, data: bytes) -> None:
+        room = KEPT - len(self._head)
+        self._head += data[:room]
+        self._tail += data[room:]
+        if len(self._tail) > 2 * KEPT:  # not at every call: it moves what is kept
+            self._lost += len(self._tail) - KEPT
+            del self._tail[:-KEPT]
+
+    @property
+    def lost(self) -> str:
+        """A line that says how much is missing; empty when nothing is."""
+        return f"… {self._lost / 1e6:,.1f} MB of output left out …" if self._lost else ""
+
+    def text(self) -> str:
+        between = f"\n{self.lost}\n".encode() if self._lost else b""
+        return (self._head + between + self._tail).decode(errors="replace")
 
 
 class Output:
     """Collects the ranks' output of one run and shows it."""
 
     def __init__(self, ranks: int) -> None:
-        self.raw = [bytearray() for _ in range(ranks)]
+        self.kept = [Kept() for _ in range(ranks)]
         self.display = _live_display()
         self._began = self._shown = time.monotonic()
         self._stale = False
@@ -30,7 +64,7 @@ class Output:
 
     def add(self, rank: int, data: bytes) -> None:
         if data:
-            self.raw[rank] += data
+            self.kept[rank].add(data)
             self._stale = True
 
     def refresh(self) -> None:
@@ -51,7 +85,7 @@ class Output:
         return self.texts()
 
     def texts(self) -> list[str]:
-        return [data.decode(errors="replace") for data in self.raw]
+        return [kept.text() for kept in self.kept]
 
     def grouped(self) -> str:
         """
@@ -62,22 +96,30 @@ class Output:
         rank 1 │ one
         rank 1 │ two
         """
-        width = len(str(len(self.raw) - 1))
+        width = len(str(len(self.kept) - 1))
         lines = []
         for rank, text in enumerate(self.texts()):
             mine = text.replace("\r\n", "\n").split("\n")
             if mine[-1] == "":
                 mine.pop()
-            lines += [f"rank {rank:>{width}} │ {line}" for line in _shortened(mine)]
+            lines += [f"rank {rank:>{width}} │ {line}" for line in _shortened(mine, self.kept[rank].lost)]
         return "\n".join(lines)
 
 
-def _shortened(lines: list[str]) -> list[str]:
-    if len(lines) <= SHOWN_LINES:
-        return lines
-    half = SHOWN_LINES // 2
-    left_out = f"… {len(lines) - 2 * half:,} lines left out; all of them are in run.output …"
-    return [*lines[:half], left_out, *lines[-half:]]
+def _shortened(lines: list[str], lost: str) -> list[str]:
+    """The lines to show. `lost`: what to say of what was not even kept."""
+    if len(lines) > SHOWN_LINES:
+        half = SHOWN_LINES // 2
+        left_out = f"… {len(lines) - 2 * half:,} lines left out; all of them are in run.output …"
+        lines = [*lines[:half], lost or left_out, *lines[-half:]]
+    return [_shortened_line(line) for line in lines]
+
+
+def _shortened_line(line: str) -> str:
+    if len(line) <= SHOWN_LINE:
+        return line
+    half = SHOWN_LINE // 2
+    return f"{line[:half]} … {len(line) - 2 * half:,} characters left out … {line[-half:]}"
 
 
 class _NotebookDisplay:

@@ -31,7 +31,7 @@ from labkit.world.compare import compare_ledgers, leftovers
 from labkit.world.failure import RunFailed, is_connection_error
 from labkit.world.join import join
 from labkit.world.journal import Journal
-from labkit.world.output import Output
+from labkit.world.output import Kept, Output
 from labkit.world.place import learners_line
 from labkit.world.report import Raised, Report
 from labkit.world.server import START_LIMIT
@@ -82,7 +82,7 @@ class Told:
 
     report: Report
     operations: list
-    output: str
+    output: Kept
     late: bool
 
 
@@ -132,12 +132,12 @@ class Member:
         zero = torch.tensor([now()], dtype=torch.float64)
         dist.broadcast(zero, 0)  # all begin together, and count from rank 0's time
         deadline = now() + timeout
-        text: list[str] = []
-        with _tee(text), self._limit(deadline, timeout):
+        printed = Kept()
+        with _tee(printed), self._limit(deadline, timeout):
             report = call(lambda: (fn, args, kwargs), self.rank, 0, zero.item() - self.offset, self.journal, pace,
                           self.offset)  # fmt: skip
             late = self.journal.is_over() if self.journal is not None else now() > deadline
-        told = self._exchange(report, "".join(text), late, timeout)
+        told = self._exchange(report, printed, late, timeout)
         return self._done(told, pace is not None, timeout)
 
     @contextlib.contextmanager
@@ -166,7 +166,7 @@ class Member:
             if self.journal is not None:
                 self.journal.deadline = None
 
-    def _exchange(self, report: Report, output: str, late: bool, timeout: float) -> list[Told]:
+    def _exchange(self, report: Report, output: Kept, late: bool, timeout: float) -> list[Told]:
         """Everybody's report, in rank order, through the store: the groups may be broken."""
         mine = Told(report, self.table.read(self.rank), output, late)
         key = f"labkit/run{self.number}/"
@@ -185,8 +185,7 @@ class Member:
 
     def _done(self, told: list[Told], paced: bool, timeout: float) -> Done:
         output = Output(self.size)
-        for rank, t in enumerate(told):
-            output.add(rank, t.output.encode())
+        output.kept = [t.output for t in told]
         events = [e for t in told for e in t.report.events]
         done = Done(trace=with_ends(Trace(events, self.size, paced)))
         failure = self._failure(told, timeout)
@@ -268,11 +267,11 @@ def clock_offset(rank: int, size: int) -> float:
 class _Tee:
     """Writes on, and keeps a copy."""
 
-    def __init__(self, stream: Any, kept: list[str]) -> None:
+    def __init__(self, stream: Any, kept: Kept) -> None:
         self._stream, self._kept = stream, kept
 
     def write(self, text: str) -> int:
-        self._kept.append(text)
+        self._kept.add(text.encode(errors="replace"))
         return self._stream.write(text)
 
     def __getattr__(self, name: str) -> Any:
@@ -280,6 +279,6 @@ class _Tee:
 
 
 @contextlib.contextmanager
-def _tee(kept: list[str]) -> Iterator[None]:
+def _tee(kept: Kept) -> Iterator[None]:
     with contextlib.redirect_stdout(_Tee(sys.stdout, kept)):
         yield

@@ -14,7 +14,7 @@ def text(known: dict[str, Any] | None = None) -> str:
     """The report. `known`: what `labkit.progress.read` gives; left out, what is on disk.
 
     >>> print(text({"exercises": {"barrier": {"verdict": "wrong", "best": "right", "tries": 3, "hints": 1}},
-    ...             "guesses": {"bytes": {"guess": 4.0, "answer": 4.0}}}).splitlines()[5])
+    ...             "guesses": {"bytes": {"guess": 4.0, "answer": 4.0}}}).splitlines()[6])
       02  barrier               ✓ right                3 tries, 1 hint
     """
     known = progress.read() if known is None else known

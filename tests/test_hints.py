@@ -1,4 +1,4 @@
-"""Hints, solutions and attempts: what a new kernel knows, what is no attempt, and pseudo-code that holds as it stands."""
+"""Hints, solutions, attempts: what a new kernel knows, what is no attempt, pseudo-code that holds as it stands."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -23,11 +24,20 @@ __all__ = ["LIMIT", "costs", "judge", "rounds"]
 AGAIN = 3  #: times that a case is tried again whose messages came in too long a row
 
 
+#: One check at a time, also where threads ask for several.
+_alone = threading.RLock()
+
+
 def judge(exercise: Exercise, fn: Callable[..., Any]) -> Verdict:
     """Try the function on each case, stop at the first that fails, and tell of the smallest that fails like it.
 
     What the ranks print is shown of that case alone, or of the first when none fails.
     """
+    with _alone:  # what is printed is held back process-wide
+        return _judge(exercise, fn)
+
+
+def _judge(exercise: Exercise, fn: Callable[..., Any]) -> Verdict:
     seen: list[Outcome] = []
     for case in exercise.cases:
         outcome = look(exercise, fn, case)
@@ -243,4 +253,4 @@ def _crashed(case: Case, failure: labkit.RunFailed) -> tuple[str, ...]:
     told = [line for line in lines if line and "…" not in line and "checks" not in line]
     if getattr(failure.__cause__, "is_stub", False):
         told.insert(0, say("check.unwritten", ranks=", ".join(map(str, failure.ranks)), all=case.ranks))
-    return tuple(told[:8])
+    return tuple(line if len(line) <= 200 else line[:199] + "…" for line in told[:8])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 import os
 import sys
@@ -83,7 +84,7 @@ def _is_a_stub(error: BaseException, fn: Callable[..., Any]) -> bool:
     frame = error.__traceback__
     while frame is not None and frame.tb_next is not None:
         frame = frame.tb_next
-    return frame is not None and frame.tb_frame.f_code is getattr(fn, "__code__", None)
+    return frame is not None and frame.tb_frame.f_code is getattr(inspect.unwrap(fn), "__code__", None)
 
 
 def brought(case: Case, rank: int) -> torch.Tensor:
@@ -126,12 +127,13 @@ class Meter(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         by_world = _asked_by_world(sys._getframe(1))
+        args_and_more = [*args, *(kwargs or {}).values()]
         if self.look is not None and not by_world:
-            self.look(func.__name__, _tensors(args))
+            self.look(func.__name__, _tensors(args_and_more))
         made = func(*args, **(kwargs or {}))
         if by_world:
             return made
-        given = {t.untyped_storage().data_ptr() for t in _tensors(args)}
+        given = {t.untyped_storage().data_ptr() for t in _tensors(args_and_more)}
         given |= {a.ctypes.data for a in args if isinstance(a, np.ndarray)}  # a view of an array, which is counted
         for tensor in _tensors((made,)):
             if tensor.untyped_storage().data_ptr() not in given:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
+import time
 
 import nbformat
+import psutil
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 
@@ -58,6 +60,43 @@ def test_folders_without_notebooks(tmp_path, capsys):
         grade.table(tmp_path)
     assert main(["check", "--all", str(tmp_path / "nowhere")]) == 2
     assert "is no folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("first", "seen"), [
+    ("print(4)\nraise SystemExit", "the notebook's first cell ended the process"),
+    ("import sys\nwhile True: sys.stderr.write('x' * 100_000)", "printed more than 1 MB"),
+])  # fmt: skip
+def test_a_first_cell_that_ends_its_process(tmp_path, monkeypatch, first, seen):
+    monkeypatch.setattr(grade, "MOST_PRINTED", 1_000_000)
+    save(tmp_path / "ada", "a.ipynb", first, "def barrier(): return 7")
+    assert grade.table(tmp_path).splitlines()[1:] == [f"ada,a.ipynb,,not_graded,,{seen}"]
+
+
+def test_what_a_notebook_starts_costs_no_time_and_goes(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    start = "import subprocess, threading, time\nchild = subprocess.Popen(['sleep', '99'])\n"
+    save(tmp_path / "ada", "a.ipynb", start + "open('pid', 'w').write(str(child.pid))\n"
+         "threading.Thread(target=time.sleep, args=(99,)).start()")  # fmt: skip
+    began = time.monotonic()
+    assert grade.table(tmp_path).count("\n") == 1
+    assert time.monotonic() - began < 50
+    pid = int((tmp_path / "ada" / "pid").read_text())
+    assert _is_gone(pid)
+
+
+def _is_gone(pid: int) -> bool:
+    for _ in range(100):
+        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+@pytest.mark.parametrize("found", [4, None, "rows", {"a": 1}, [4], ["abcd"], [["a", "b", "c"]], [["a", "b", "c", 4]]])
+def test_only_rows_of_four_texts_are_rows(found):
+    assert grade._well_formed(found) is None
+    assert grade._well_formed([]) == []
+    assert grade._well_formed([["a", "b", "", "\ud800"]]) == [("a", "b", "", "?")]
 
 
 # What of a notebook is run

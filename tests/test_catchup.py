@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 
 import nbformat
@@ -77,6 +78,45 @@ def barrier():  # beside
                          "# at the end", "def barrier() -> None:"]  # fmt: skip
     assert lines[-2:] == ["    # below", "# under"]
     compile("\n".join(lines), "cell", "exec")
+
+
+@pytest.mark.parametrize("odd", ["\u2028", "\u0085", "\x0c", "\x1c", "\r"])
+def test_nothing_beside_a_stub_is_lost_to_odd_characters(tmp_path, odd):
+    first, last = f'first = """a{odd}b"""  # {odd}', f'last = """a{odd}{odd}b"""'
+    stub = f'def barrier():\n    """Up,{odd}then down."""\n    raise NotImplementedError'
+    path = save(tmp_path / "a.ipynb", f"{first}\n{stub}\n{last}")
+    assert fill(path) == ["barrier"]
+    values = [ast.literal_eval(n.value) for n in ast.parse(sources(path)[1]).body if isinstance(n, ast.Assign)]
+    assert values == [f"a{odd}b".replace("\r", "\n"), f"a{odd}{odd}b".replace("\r", "\n")]
+    assert "NotImplementedError" not in sources(path)[1]
+
+
+def test_a_cell_into_which_a_solution_does_not_fit_is_left(tmp_path, monkeypatch):
+    stubs = [f"def {name}():\n    raise NotImplementedError" for name in ("barrier", "tree_broadcast")]
+    path = save(tmp_path / "a.ipynb", *stubs)
+    whole = catchup._filled
+    monkeypatch.setattr(catchup, "_filled", lambda s, n: whole(s, n) + (")" if "barrier" in s else ""))
+    with pytest.raises(ValueError, match=r"barrier left as written.*filled were tree_broadcast"):
+        fill(path)
+    assert sources(path)[1] == stubs[0]
+    assert "NotImplementedError" not in sources(path)[2]
+
+
+@pytest.mark.parametrize("after", ["def f(: pass", "x = 2", "", "x = 1\nreturn"])
+def test_only_a_solution_may_differ(after):
+    stub = "def barrier():\n    raise NotImplementedError\n"
+    assert catchup._only_these_differ(stub + "x = 1", "def barrier():\n    return\nx = 1", ["barrier"])
+    assert not catchup._only_these_differ(stub + "x = 1", "def barrier():\n    return\n" + after, ["barrier"])
+    assert not catchup._only_these_differ(stub + "x = 1", stub + "x = 1", ["barrier"])
+
+
+def test_a_read_only_notebook_is_refused(tmp_path):
+    path = save(tmp_path / "a.ipynb", "def barrier():\n    raise NotImplementedError")
+    path.chmod(0o444)
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match="is read-only: make it writable"):
+        fill(path)
+    assert path.read_bytes() == before
 
 
 @pytest.mark.parametrize("cells", [

@@ -9,6 +9,7 @@ import io
 import os
 import re
 import shutil
+import stat
 import tokenize
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,8 @@ def fill(notebook: Path) -> list[str]:
     not filled elsewhere.
 
     Raises:
-        ValueError: The file is no notebook.
+        ValueError: The file is no notebook, or is read-only; or a cell was left as it is, since a solution would not
+            have been all that changed there. Other cells are filled then.
     """
     text = notebook.read_text(encoding="utf-8", errors="replace")
     try:
@@ -35,26 +37,51 @@ def fill(notebook: Path) -> list[str]:
     except Exception as error:  # no JSON, or JSON of something else: nbformat raises whatever it meets
         raise ValueError(f"{notebook} is no notebook that can be read: {_first_line(error)}") from None
     own = {node.name for cell in cells for node in _exercises(cell.source) if not _is_stub(node)}
-    done = []
+    done, left = [], []
     for cell in cells:
         stubs = [node for node in _exercises(cell.source) if _is_stub(node) and node.name not in own]
-        if stubs:
-            cell.source = _filled(cell.source, stubs)
+        filled, names = _filled(cell.source, stubs), [node.name for node in stubs]
+        if stubs and not _only_these_differ(cell.source, filled, names):
+            left += names
+        elif stubs:
+            cell.source = filled
             cell.outputs, cell.execution_count = [], None
-            done += [node.name for node in stubs]
+            done += names
     if done:
         _replace(notebook.resolve(), text, page)
+    if left:
+        told = f"; filled were {', '.join(done)}: reload the notebook" if done else ""
+        raise ValueError(f"{notebook}: {', '.join(left)} left as written, a solution does not fit in there{told}")
     return done
 
 
-def _exercises(source: str) -> list[ast.FunctionDef]:
-    """The functions of exercises in a cell, whose magics are passed over; none if it is no Python."""
+def _parsed(source: str) -> ast.Module | None:
+    """A cell, whose magics are passed over; ``None`` if it is no Python."""
     for text in (source, re.sub(r"^([ \t]*)[%!].*$", r"\1pass", source, flags=re.MULTILINE)):
         try:
-            return [n for n in ast.parse(text).body if isinstance(n, ast.FunctionDef) and n.name in NAMES]
-        except SyntaxError:
+            return ast.parse(text)
+        except (SyntaxError, ValueError):
             continue
-    return []
+    return None
+
+
+def _exercises(source: str) -> list[ast.FunctionDef]:
+    """The functions of exercises in a cell."""
+    tree = _parsed(source)
+    return [n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name in NAMES] if tree else []
+
+
+def _only_these_differ(before: str, after: str, names: list[str]) -> bool:
+    """Whether a cell still compiles, with all that it held but for these functions, which are written now."""
+    old, new = _parsed(before), _parsed(after)
+    if old is None or new is None or any(_is_stub(n) for n in _exercises(after) if n.name in names):
+        return False
+    try:
+        compile(new, "<cell>", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+    except (SyntaxError, ValueError):
+        return False
+    kept = [[ast.dump(n) for n in tree.body if getattr(n, "name", "") not in names] for tree in (old, new)]
+    return kept[0] == kept[1]
 
 
 def _is_stub(node: ast.FunctionDef) -> bool:
@@ -66,12 +93,17 @@ def _is_stub(node: ast.FunctionDef) -> bool:
 
 def _filled(source: str, stubs: list[ast.FunctionDef]) -> str:
     """The cell with solutions in place of its stubs."""
-    lines = source.splitlines()
+    lines = _lines(source)
     for node in reversed(stubs):
         stub = lines[node.lineno - 1 : node.end_lineno]
-        solution = inspect.getsource(get(node.name).solution).rstrip().splitlines()
+        solution = inspect.getsource(get(node.name).solution).rstrip().split("\n")
         lines[node.lineno - 1 : node.end_lineno] = [*_notes(node, stub), *solution]
     return "\n".join(lines)
+
+
+def _lines(source: str) -> list[str]:
+    """As Python counts them; `str.splitlines` would split at a form feed, and inside of strings."""
+    return re.split("\r\n?|\n", source)
 
 
 def _notes(node: ast.FunctionDef, stub: list[str]) -> list[str]:
@@ -85,7 +117,13 @@ def _notes(node: ast.FunctionDef, stub: list[str]) -> list[str]:
 
 
 def _replace(target: Path, before: str, page: Any) -> None:
-    """The new notebook in place of the old in one step, and trusted by Jupyter if the old was: else no output steps."""
+    """The new notebook in place of the old in one step, and trusted by Jupyter if the old was: else no output steps.
+
+    Raises:
+        ValueError: The old one is read-only, which its replacement would not notice.
+    """
+    if not (target.stat().st_mode & stat.S_IWUSR and os.access(target, os.W_OK)):
+        raise ValueError(f"{target} is read-only: make it writable first (chmod u+w), or work on a copy")
     beside = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         with open(beside, "w", encoding="utf-8") as file:

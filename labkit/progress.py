@@ -4,7 +4,8 @@
      "exercises": {"ring_reduce_scatter": {"verdict": "wrong", "best": "wrong", "tries": 2, "hints": 1}},
      "guesses": {"collectives.bytes": {"guess": 16.0, "answer": 15.98}}}
 
-With ``LABKIT_CLASS_DIR`` set, a copy goes to that folder, for the instructor of a class (`labkit class`).
+With ``LABKIT_CLASS_DIR`` set, a copy goes to that folder, for the instructor of a class (`labkit class`). What a file
+holds besides, from a later version, stays in it.
 
 Two kernels may write at once: each change is made under a lock, to what the file holds at that moment, and the new file
 takes the place of the old in one step. Where pictures are static (nbval, HTML) nothing is read or written: what a
@@ -18,6 +19,7 @@ import getpass
 import json
 import os
 import tempfile
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,12 +27,13 @@ from typing import Any
 
 #: Kinds of verdict, from "not yet" to "done"; `labkit.checks.verdict` has no others.
 ORDER = ("not_attempted", "crashed", "deadlocked", "wrong", "borrowed", "wasteful", "right")
+_PREFIX = ".progress-"  #: of a file that is being written
 
 
 def path() -> Path:
     """``LABKIT_PROGRESS``, else ``progress.json`` in the user's data directory."""
     if given := os.environ.get("LABKIT_PROGRESS"):
-        return Path(given)
+        return Path(given).expanduser()
     data = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
     return Path(data) / "labkit" / "progress.json"
 
@@ -42,14 +45,11 @@ def is_kept() -> bool:
 
 def read() -> dict[str, Any]:
     """All that is known; nothing when there is no file yet, or none that can be read."""
-    empty: dict[str, Any] = {"version": 1, "exercises": {}, "guesses": {}}
-    if not is_kept():
-        return empty
-    try:
-        found = cleaned(json.loads(path().read_text(encoding="utf-8")))
-    except (OSError, ValueError):
-        return empty
-    return {**empty, **found} if found is not None else empty
+    found = None
+    if is_kept():
+        with contextlib.suppress(Exception):  # whatever the file holds, and wherever it is said to be
+            found = cleaned(json.loads(path().read_bytes()))
+    return {"version": 1, **(found or {"exercises": {}, "guesses": {}})}
 
 
 def cleaned(found: Any) -> dict[str, Any] | None:
@@ -130,19 +130,53 @@ def _entry(known: dict[str, Any], exercise: str) -> dict[str, Any]:
 
 
 def _update(change: Callable[[dict[str, Any]], None]) -> None:
-    """Read, change and replace the file, alone. A home that cannot be written is told once, and stops nobody."""
+    """Read, change and replace the file, alone. What goes wrong is told, and stops nobody: it is not the exercise."""
     if not is_kept():
         return
     try:
         with _alone():
-            known = read()
+            whole = _whole()
+            known = {"version": 1, **(cleaned(whole) or {})}
             change(known)
-            _replace(path(), known)
-        if shared := os.environ.get("LABKIT_CLASS_DIR"):  # the learner's own choice: guesses and verdicts, no code
-            _replace(Path(shared) / f"{learner()}.json", known)
-    except OSError as error:
-        warnings.warn(f"progress is not kept: {error.strerror}; set LABKIT_PROGRESS to a file that can be written",
-                      stacklevel=3)  # fmt: skip
+            for part in ("exercises", "guesses"):
+                whole[part] = {**whole.get(part, {}), **known[part]}
+            _replace(path(), {"version": 1, **whole})
+    except Exception as error:
+        _warn(f"progress is not kept: {_reason(error)}; set LABKIT_PROGRESS to a file that can be written")
+        return
+    if shared := os.environ.get("LABKIT_CLASS_DIR"):  # the learner's own choice: guesses and verdicts, no code
+        try:
+            _replace(Path(shared).expanduser() / f"{learner()}.json", known)
+        except Exception as error:
+            _warn(f"progress is kept, but not its copy for the class, in LABKIT_CLASS_DIR={shared}: {_reason(error)}")
+
+
+def _whole() -> dict[str, Any]:
+    """All that the file holds. One that is no progress is put aside, so that it is not lost, and told of.
+
+    Raises:
+        OSError: There is a file, and it cannot be read: it must not be replaced.
+    """
+    try:
+        found = json.loads(path().read_bytes())
+        if all(isinstance(part, dict) for part in (found, found.get("exercises", {}), found.get("guesses", {}))):
+            return found
+    except FileNotFoundError:
+        return {}
+    except (ValueError, RecursionError, AttributeError):
+        pass
+    bad = path().with_name(path().name + ".bad")
+    os.replace(path(), bad)
+    _warn(f"{path()} could not be read as progress: it is {bad.name} now, and progress begins anew")
+    return {}
+
+
+def _warn(told: str) -> None:
+    warnings.warn(told, stacklevel=4)
+
+
+def _reason(error: Exception) -> str:
+    return (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
 
 
 @contextlib.contextmanager
@@ -157,16 +191,18 @@ def _alone() -> Iterator[None]:
 
 
 def learner() -> str:
-    """What a class calls this learner: ``LABKIT_LEARNER``, else the user's name on this host."""
-    name = os.environ.get("LABKIT_LEARNER") or getpass.getuser()
+    """What a class calls this learner: ``LABKIT_LEARNER``, else the user's name, JupyterHub's or this host's."""
+    name = os.environ.get("LABKIT_LEARNER") or os.environ.get("JUPYTERHUB_USER") or getpass.getuser()
     return "".join(c if c.isalnum() or c in "-_." else "_" for c in name).lstrip(".") or "learner"
 
 
 def _replace(target: Path, known: dict[str, Any]) -> None:
     """The whole new file beside the old one, on the disk, then in its place."""
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=".progress-")
+    _sweep(target.parent)
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=_PREFIX)
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
+        # Half a character is written as JSON has it, \ud83d.
+        with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
             file.write(json.dumps(known, indent=1, ensure_ascii=False) + "\n")
             file.flush()
             os.fsync(file.fileno())
@@ -176,3 +212,11 @@ def _replace(target: Path, known: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):
             os.unlink(name)
         raise
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what writers left that were killed an hour ago or earlier."""
+    for left in folder.glob(_PREFIX + "[a-z0-9_]" * 8):  # as `tempfile` names them
+        with contextlib.suppress(OSError):
+            if time.time() - left.lstat().st_mtime > 3600:
+                left.unlink()

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -64,19 +65,109 @@ def test_static_pages_neither_read_nor_write(file, monkeypatch):
     assert progress.read()["guesses"] == {"bytes": {"guess": 4.0}}
 
 
-def test_a_file_that_is_no_progress_is_begun_anew(file):
+@pytest.mark.parametrize("text", ["", "{", "[1]", "4", '{"exercises": [1]}', "[" * 100_000, "\xff", "1" * 5000])
+def test_a_file_that_is_no_progress_is_put_aside_and_told_once(file, text):
     file.parent.mkdir()
-    for text in ("", "{", "[1]"):
-        file.write_text(text)
+    file.write_text(text, encoding="latin-1")
+    assert progress.read()["guesses"] == {}
+    with pytest.warns(UserWarning, match=r"it is progress.json.bad now"):
         progress.note_guess("bytes", 4.0)
-        assert progress.read()["guesses"] == {"bytes": {"guess": 4.0}}
+    assert file.with_name("progress.json.bad").read_text(encoding="latin-1") == text
+    with warnings.catch_warnings(action="error"):
+        progress.note_guess("more", 5.0)
+    assert progress.read()["guesses"] == {"bytes": {"guess": 4.0}, "more": {"guess": 5.0}}
 
 
-def test_a_home_that_cannot_be_written_is_told(tmp_path, monkeypatch):
+def test_what_a_later_version_has_noted_stays(file):
+    later = {"version": 2, "badges": [1], "guesses": {"odd": 3, "a": {"guess": 1, "when": 5}},
+             "exercises": {"new": {"best": "golden"}, "barrier": {"best": "golden", "seen": 1}}}  # fmt: skip
+    file.parent.mkdir()
+    file.write_text(json.dumps(later))
+    progress.note_guess("a", 2)
+    progress.note_check("exchange", "wrong")
+    later["guesses"]["a"]["guess"] = 2
+    later["exercises"]["exchange"] = {"verdict": "wrong", "best": "wrong", "tries": 1, "hints": 0}
+    assert json.loads(file.read_text()) == later
+
+
+def test_halves_of_characters_are_kept(file):
+    progress.note_guess("a", "\ud83d!")
+    progress.note_guess("b", 1)
+    assert progress.read()["guesses"] == {"a": {"guess": "\ud83d!"}, "b": {"guess": 1}}
+
+
+@pytest.mark.parametrize("place", [".", "/", "{tmp}", "{tmp}/file/progress.json", "~nobody-here/a"])
+def test_a_place_that_cannot_be_written_is_told(tmp_path, monkeypatch, place):
     (tmp_path / "file").write_text("")
-    monkeypatch.setenv("LABKIT_PROGRESS", str(tmp_path / "file" / "progress.json"))
+    monkeypatch.setenv("LABKIT_PROGRESS", place.replace("{tmp}", str(tmp_path)))
     with pytest.warns(UserWarning, match="progress is not kept"):
         progress.note_guess("bytes", 4.0)
+    assert progress.read()["guesses"] == {}
+    assert not list(tmp_path.glob("*.bad"))
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no home"), KeyError("uid"), RecursionError(), TypeError("odd")])
+def test_whatever_happens_a_check_goes_on(file, monkeypatch, error):
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(progress, "path", fail)
+    with pytest.warns(UserWarning, match=f"progress is not kept: .*{error.args[0] if error.args else 'Recursion'}"):
+        progress.note_guess("bytes", 4.0)
+    assert progress.read()["guesses"] == {}
+
+
+def test_a_file_that_cannot_be_read_is_not_replaced(file, monkeypatch):
+    progress.note_guess("a", 1)
+    before = file.read_bytes()
+
+    def refuse(_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(type(file), "read_bytes", refuse)
+    with pytest.warns(UserWarning, match="Permission denied"):
+        progress.note_guess("b", 2)
+    monkeypatch.undo()
+    assert file.read_bytes() == before
+
+
+def test_a_home_may_be_a_tilde(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("LABKIT_PROGRESS", "~/mine.json")
+    monkeypatch.setenv("LABKIT_CLASS_DIR", "~")
+    monkeypatch.setenv("LABKIT_LEARNER", "ada")
+    progress.note_guess("a", 1)
+    assert (tmp_path / "mine.json").exists()
+    assert (tmp_path / "ada.json").exists()
+
+
+def test_only_the_copy_for_the_class_fails(file, monkeypatch):
+    monkeypatch.setenv("LABKIT_CLASS_DIR", str(file.parent / "nowhere"))
+    with pytest.warns(UserWarning, match="progress is kept, but not its copy for the class.*No such file"):
+        progress.note_guess("a", 1)
+    assert progress.read()["guesses"] == {"a": {"guess": 1}}
+
+
+def test_what_killed_writers_left_is_removed_after_an_hour(file):
+    progress.note_guess("a", 1)
+    left = {name: file.with_name(name) for name in (".progress-abcd_123", ".progress-young_12", ".progress-my-own")}
+    for name, path in left.items():
+        path.write_text("")
+        if "young" not in name:
+            os.utime(path, (time.time() - 4000,) * 2)
+    progress.note_guess("a", 2)
+    assert [path.exists() for path in left.values()] == [False, True, True]
+
+
+def test_the_name_of_a_learner(monkeypatch):
+    monkeypatch.setattr(progress.getpass, "getuser", lambda: "jovyan")
+    for name in ("LABKIT_LEARNER", "JUPYTERHUB_USER"):
+        monkeypatch.delenv(name, raising=False)
+    assert progress.learner() == "jovyan"
+    monkeypatch.setenv("JUPYTERHUB_USER", "ada@school")
+    assert progress.learner() == "ada_school"
+    monkeypatch.setenv("LABKIT_LEARNER", "eve")
+    assert progress.learner() == "eve"
 
 
 def killed_while_writing(file, times: int) -> None:

@@ -20,6 +20,7 @@ def text(folder: Path) -> str:
     Raises:
         ValueError: There is no such folder.
     """
+    folder = folder.expanduser()
     if not folder.is_dir() or folder == Path():
         raise ValueError(f"{str(folder)!r} is no folder: name the class's, or set LABKIT_CLASS_DIR to it")
     learners = _read(folder)

@@ -146,6 +146,28 @@ def test_what_cannot_travel_is_named():
         labkit.run(lambda: (i for i in "ab"), ranks=1)
 
 
+def test_what_a_learners_function_uses_is_named_behind_a_wrapper():
+    lock = threading.Lock()
+
+    def helper():
+        return [lock for _ in range(3)], other
+
+    def other():
+        return helper()
+
+    def learners():
+        return (lambda: helper())(), unbound
+
+    with pytest.raises(TypeError, match=r"cannot send 'lock', which helper uses \(lock\) to the ranks"):
+        labkit.run(programs.nothing, 7, learners, ranks=1)
+    names = {"lock": lock}
+    exec("def ring():\n    return [lock for _ in 'ab']", names)
+    with pytest.raises(TypeError, match="cannot send 'lock', which ring uses"):
+        labkit.run(programs.nothing, names["ring"], ranks=1)
+    if lock.locked():
+        unbound = 1
+
+
 def test_a_rank_does_not_start_ranks():
     def inside():
         import labkit

@@ -41,19 +41,37 @@ class _ToRank(cloudpickle.Pickler):
 
 
 def _culprit(fn: Callable, args: tuple, kwargs: dict[str, Any]) -> str:
-    named = {f"argument {i}": a for i, a in enumerate(args)} | {f"argument {k}=": v for k, v in kwargs.items()}
-    code = getattr(fn, "__code__", None)
-    if code is not None:
-        known = getattr(fn, "__globals__", {})
-        named |= {f"{n!r}, which {fn.__name__} uses": known[n] for n in code.co_names if n in known}
-        cells = zip(code.co_freevars, fn.__closure__ or (), strict=False)
-        named |= {f"{n!r}, which {fn.__name__} uses": c.cell_contents for n, c in cells}
+    """What cannot be sent: an argument, or what the function, or one that is an argument, uses."""
+    given = {f"argument {i}": a for i, a in enumerate(args)} | {f"argument {k}=": v for k, v in kwargs.items()}
+    return _first_stuck({**given, **_used(fn)}, {id(fn)}) or str(getattr(fn, "__name__", repr(fn)))
+
+
+def _first_stuck(named: dict[str, Any], seen: set[int]) -> str | None:
+    """The first value that cannot be sent; of a function what it uses, if that is the reason."""
     for name, value in named.items():
         try:
             cloudpickle.dumps(value)
         except Exception:
-            return f"{name} ({type(value).__name__})"
-    return getattr(fn, "__name__", repr(fn))
+            if id(value) in seen:  # functions that use each other
+                continue
+            return _first_stuck(_used(value), seen | {id(value)}) or f"{name} ({type(value).__name__})"
+    return None
+
+
+def _used(fn: Any) -> dict[str, Any]:
+    """The globals and the variables of outer functions that a function uses; nothing of anything else."""
+    if not isinstance(fn, types.FunctionType):
+        return {}
+    words = ", which " + fn.__name__ + " uses"
+    used = {f"{n!r}{words}": fn.__globals__[n] for n in _names(fn.__code__) if n in fn.__globals__}
+    cells = zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=False)
+    return used | {f"{n!r}{words}": c.cell_contents for n, c in cells if c != types.CellType()}  # not the empty ones
+
+
+def _names(code: types.CodeType) -> list[str]:
+    """The names in a function's code, and in that of functions inside it."""
+    inner = [n for c in code.co_consts if isinstance(c, types.CodeType) for n in _names(c)]
+    return [*code.co_names, *inner]
 
 
 class _ToKernel(cloudpickle.Pickler):

@@ -68,15 +68,18 @@ def test_bf16_with_fp32_masters(mode, given):
     psi = 244
     meter = MemoryMeter(model, optimizer=None if given else optimizer, master=masters if given else None, mode=mode)
     assert meter.held()["master"] == 4 * psi
-    with meter, meter.phase("step"):
-        model(torch.ones(3, 8, dtype=torch.bfloat16)).sum().backward()
-        for p, m in zip(model.parameters(), masters.values(), strict=True):
-            m.grad = p.grad.float()
-        optimizer.step()
+    with meter:
+        for _ in range(2):
+            model(torch.ones(3, 8, dtype=torch.bfloat16)).sum().backward()
+            with meter.phase("step"):
+                for p, m in zip(model.parameters(), masters.values(), strict=True):
+                    m.grad = p.grad.float()
+                optimizer.step()
+                optimizer.zero_grad()
     held = meter.held()
-    assert (held["parameters"], held["master"]) == (2 * psi, 4 * psi)
+    assert (held["parameters"], held["master"], held["gradients"]) == (2 * psi, 4 * psi, 2 * psi)
     if not given:  # else the meter does not know the optimizer, nor the masters' gradients
-        assert (held["optimizer"], held["steps"], held["gradients"]) == (8 * psi, 24, (2 + 4) * psi)
+        assert (held["optimizer"], held["steps"]) == (8 * psi, 24)
         assert meter.by_phase["step"]["gradients"] == (2 + 4) * psi
 
 
@@ -138,6 +141,9 @@ def test_what_is_tracked_may_change_and_shards_are_buffers_though_parameters_are
     assert (meter.held()["parameters"], meter.held()["buffers"]) == (0, 400)
     rooms["main_grad"] = torch.zeros(100)
     assert meter.held()["buffers"] == 800, "what is tracked first has it"
+    with meter.phase("forward"):
+        rooms["more"] = torch.zeros(10)
+    assert meter.by_phase["forward"]["buffers"] == 840, "functions are asked at the end of a phase"
     rooms.clear()
     assert (meter.held()["parameters"], meter.held()["buffers"]) == (400, 0)
 
@@ -611,9 +617,13 @@ def test_the_point_of_the_peak_names_operation_layer_and_labels():
 
         def forward(self, x):
             with label(layer=7):
-                return self.large(self.small(x))
+                return self.large(self.small(x)) if self.training else self.small(x).repeat(1, 300)
 
     model = Model()
+    with MemoryMeter(model.eval(), mode="full") as meter:
+        model(torch.randn(50, 4))
+    assert (meter.peak_at.op, meter.peak_at.layer) == ("aten::repeat", ""), "in the model itself, in no submodule"
+    model.train()
     with MemoryMeter(model, mode="full") as meter, meter.phase("forward"):
         model(torch.randn(50, 4))
     assert meter.peak_at == ledger.Point(0, "forward", "aten::addmm", "large", {"layer": 7})

@@ -3,7 +3,8 @@
 `trace` is what the ranks of a run said to each other; `ring` and `tree` a collective step by step; `holdings` what
 each rank holds after each operation; `compare` predicted beside measured; `volume` what each rank sends; `bandwidth`
 how fast messages of each size go; `memory` who holds which bytes, `memory_settings` one setting after another and
-`memory_timeline` one event after another; `buckets` what backward hides of the reductions.
+`memory_timeline` one event after another; `buckets` what backward hides of the reductions; `layer` a layer that ranks
+share, and where they send.
 
     labkit.show.trace(run.trace)
     labkit.show.predict("ring-bytes", "How many bytes does each rank send?", unit="B")
@@ -19,11 +20,13 @@ from labkit.show.curves import bandwidth
 from labkit.show.figure import Drawing, Figure, Table
 from labkit.show.guesses import guess, predict, reveal
 from labkit.show.holdfigure import holdings
+from labkit.show.layerfigure import layer
+from labkit.show.layerstages import LayerStage
 from labkit.show.memoryfigure import memory, memory_settings
 from labkit.show.memoryline import memory_timeline
 from labkit.show.stepfigure import ring, tree
 from labkit.show.tracefigure import trace
 
-__all__ = ["BucketTimes", "Drawing", "Figure", "Table", "bandwidth", "buckets", "compare", "guess", "holdings",
-           "memory", "memory_settings", "memory_timeline", "predict", "reveal", "ring", "trace", "tree",
-           "volume"]  # fmt: skip
+__all__ = ["BucketTimes", "Drawing", "Figure", "LayerStage", "Table", "bandwidth", "buckets", "compare", "guess",
+           "holdings", "layer", "memory", "memory_settings", "memory_timeline", "predict", "reveal", "ring", "trace",
+           "tree", "volume"]  # fmt: skip

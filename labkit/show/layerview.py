@@ -8,7 +8,7 @@ from itertools import groupby, pairwise
 
 from labkit.show.figure import WIDE, Drawing
 from labkit.show.layerstages import PHASES, Layer, LayerStage, Shape
-from labkit.show.svg import el, escape, num, size_of, text, text_width, wrap
+from labkit.show.svg import el, escape, fit, num, size_of, text, text_width, wrap
 from labkit.show.words import say
 
 LINE = 14  #: between lines of text
@@ -54,7 +54,8 @@ class View:
         self.apart = self._words_apart()
         self.phases = [f for f in PHASES if any(s.phase == f for layer in layers.values() for s in layer.stages)]
         self.under = LINE * self.stack * (2 if self.apart else 1)
-        self.high = HEAD + len(self.phases) * (len(self.ranks) * self.lane + self.under + 28) - 10
+        self.block = len(self.ranks) * self.lane + self.under + 28
+        self.high = HEAD + len(self.phases) * self.block - 10
         self.top = 26.0 if len(layers) > 1 else 0.0
         self.foot = max(len(self._foot(name, n)) for name in layers for n in range(len(layers[name].stages) + 1))
         self._made: dict[tuple[str, int, str], str] = {}
@@ -65,7 +66,7 @@ class View:
         layer, parts = self.layers[name], [self._frame]
         if self.top:
             order = say("layer.variant", name=name, n=list(self.layers).index(name) + 1, all=len(self.layers))
-            parts.append(text(4, 15, order, self.size + 1, cls="lk-big"))
+            parts.append(text(4, 15, fit(order, self.width - 8, self.size + 1), self.size + 1, cls="lk-big"))
         for n in range(len(layer.stages)):
             look = "done" if step is None or n < step - 1 else "now" if n == step - 1 else "later"
             parts.append(self._stage(name, n, look))
@@ -96,9 +97,9 @@ class View:
         names = max(text_width(place[1], 12) + 2 for place in self.places)
         for lines in (1, 2, 3):
             widest = max(text_width(line, 12) for shape in self._shapes() for line in written(shape, lines))
-            if widest + 8 <= room:
+            if widest + 6 <= room:
                 break
-        return lines, max(widest + 8, names)
+        return lines, max(widest + 6, names)
 
     def _spots(self) -> Iterator[tuple[Place, Spot]]:
         for n, row in enumerate(self.rows):
@@ -121,8 +122,7 @@ class View:
 
     def _lanes(self, row: int, phase: str) -> float:
         """The top of the lanes of a row and phase."""
-        block = len(self.ranks) * self.lane + self.under + 28
-        return self.top + row * self.high + HEAD + self.phases.index(phase) * block
+        return self.top + row * self.high + HEAD + self.phases.index(phase) * self.block
 
     # What all frames share
 
@@ -132,8 +132,9 @@ class View:
         for n, row in enumerate(self.rows):
             y = self.top + n * self.high
             for part, places in groupby(row, lambda p: p[0]):
-                spot = self.spots[next(places)]
-                yield text(spot.x - spot.width / 2 + 2, y + 14, parts.get(part, part), self.size, cls="lk-big")
+                spots = [self.spots[place] for place in places]
+                name = fit(parts.get(part, part), sum(s.width for s in spots) - 4, self.size)
+                yield text(spots[0].x - spots[0].width / 2 + 2, y + 14, name, self.size, cls="lk-big")
             for place in row:
                 yield text(self.spots[place].x, y + 31, place[1], 12, "middle")
             for phase in self.phases:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from hashlib import blake2b
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -103,7 +103,7 @@ class _Diary:
             recorder.start = start  # type: ignore[method-assign]
 
     @contextmanager
-    def hooks(self, block: Block) -> Iterator[None]:
+    def hooks(self, block: Any) -> Iterator[None]:
         """Look at what enters and leaves the layer's parts."""
         self._handles = [
             block.register_forward_pre_hook(lambda _, given: self._enter(given[0])),
@@ -181,7 +181,7 @@ class _Diary:
         """Outside the split parts a rank may have fewer tokens than inside: then they are split along the sequence."""
         inside = [s["shape"][1] for s in self._stages if s.get("kind") == "columns"]
         for stage in self._stages:
-            if stage.get("kind") == "whole" and stage["shape"][1] < max(inside):
+            if stage.get("kind") == "whole" and stage["shape"][1] < max(inside, default=0):
                 stage["kind"] = "tokens"
 
 
@@ -210,18 +210,16 @@ class _Watched(Region):
 @contextmanager
 def _regions(block: Any, diary: _Diary) -> Iterator[None]:
     """Inside, the regions of a layer are watched."""
-    own = block.attention.region, block.mlp.region
-    watched = (_Watched(own[0], diary, "attention", "QKV", "proj"), _Watched(own[1], diary, "mlp", "W₁", "W₂"))
-
-    def put(attention: Region, mlp: Region) -> None:
-        block.attention.region = block.attention.output.region = attention
-        block.mlp.region = block.mlp.down.region = mlp
-
-    put(*watched)
+    attention, mlp = ("attention", "QKV", "proj"), ("mlp", "W₁", "W₂")
+    places = {block.attention: attention, block.attention.output: attention, block.mlp: mlp, block.mlp.down: mlp}
+    own = {module: module.region for module in places}
+    for module, names in places.items():
+        module.region = _Watched(own[module], diary, *names)
     try:
         yield
     finally:
-        put(*own)
+        for module, region in own.items():
+            module.region = region
 
 
 def _is_collective(event: Open) -> bool:
@@ -233,14 +231,15 @@ def _digest(tensors: Sequence[torch.Tensor]) -> str:
     """The same for the same bits."""
     found = blake2b(digest_size=8)
     for tensor in tensors:
-        found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+        found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return found.hexdigest()
 
 
 def _check(block: Any) -> None:
     if not isinstance(block, Block):
         raise TypeError(f"watch was given {type(block).__name__}: expected a layer, such as model.blocks[0]")
-    if not isinstance(block.attention, SharedAttention) or not isinstance(block.mlp, SharedMLP):
+    attention, mlp = block.attention, cast(Any, block.mlp)
+    if not isinstance(attention, SharedAttention) or not isinstance(mlp, SharedMLP):
         raise TypeError("watch was given a layer that no ranks share: call tensor_parallel.parallelize(model) first")
     if not recorder.on:
         raise RuntimeError("nobody records this process's collectives: call watch in a function that labkit.run runs")

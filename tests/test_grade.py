@@ -36,6 +36,7 @@ def save(folder, name, *cells):
     return folder / name
 
 
+@pytest.mark.soak
 def test_a_row_an_exercise_and_learner(tmp_path, capsys):
     save(tmp_path / "ada", "02_collectives.ipynb", SET_UP, RIGHT, STUB, "def half(:")
     wrong = SET_UP + RIGHT.replace("return theirs", "return tensor").split("labkit.check")[0]
@@ -165,3 +166,12 @@ def test_a_first_cell_that_is_not_python_is_named(tmp_path):
     with pytest.raises(SyntaxError, match="the first code cell"):
         list(written(save(tmp_path, "a.ipynb", "import (", "def barrier(): return 7")))
     assert list(written(save(tmp_path, "b.ipynb"))) == []
+
+
+def test_a_right_function_and_a_stub(tmp_path, capsys):
+    save(tmp_path / "ada", "02_collectives.ipynb", SET_UP, RIGHT, STUB, "def half(:")
+    assert main(["check", "--all", str(tmp_path)]) == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert [(r["learner"], r["exercise"], r["verdict"]) for r in rows] == [
+        ("ada", "exchange", "right"), ("ada", "barrier", "not_attempted"),
+    ]  # fmt: skip

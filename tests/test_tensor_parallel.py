@@ -16,8 +16,18 @@ MODELS = [
 ]
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-@pytest.mark.parametrize("how", ["tp", "sp", "sp-keep"])
+@pytest.mark.parametrize(
+    ("ranks", "how"),
+    [
+        (1, "tp"),
+        pytest.param(1, "sp", marks=pytest.mark.soak),
+        (2, "tp"),
+        (2, "sp"),
+        (4, "tp"),
+        (4, "sp"),
+        (4, "sp-keep"),
+    ],
+)
 @pytest.mark.parametrize(("name", "changes"), MODELS, ids=["gpt", "gpt-untied-fused", "llama-gqa-tied", "llama-mqa"])
 def test_three_steps_are_those_of_one_process(ranks, how, name, changes):
     run = labkit.run(programs.against_one_process, name, changes, how, torch.float64, ranks=ranks)
@@ -75,7 +85,7 @@ def test_activations_of_a_layer(ranks, how):
     assert kept == [expected] * ranks
 
 
-@pytest.mark.parametrize("how", ["tp", "sp"])
+@pytest.mark.parametrize("how", [pytest.param("tp", marks=pytest.mark.soak), "sp"])
 def test_what_all_ranks_hold_stays_the_same_bits(how):
     """Faults 20 and 25: 50 steps with dropout."""
     values = labkit.run(programs.norms_after_training, how, ranks=4).values

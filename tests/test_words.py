@@ -31,7 +31,7 @@ def exempt(tree: ast.Module) -> set[int]:
         elif isinstance(node, (ast.Module, ast.FunctionDef, ast.ClassDef)) and ast.get_docstring(node):
             inside = [node.body[0]]
         elif isinstance(node, ast.Assign) and any(
-            isinstance(t, ast.Name) and t.id in ("hint", "__all__") for t in node.targets
+            isinstance(t, ast.Name) and t.id in ("hint", "HINT", "__all__") for t in node.targets
         ):
             inside = [node]  # a part of what is raised; names
         found |= {id(n) for one in inside for n in ast.walk(one)}

@@ -50,8 +50,8 @@ def fill(notebook: Path) -> list[str]:
     if done:
         _replace(notebook.resolve(), text, page)
     if left:
-        told = f"; filled were {', '.join(done)}: reload the notebook" if done else ""
-        raise ValueError(f"{notebook}: {', '.join(left)} left as written, a solution does not fit in there{told}")
+        hint = f"; filled were {', '.join(done)}: reload the notebook" if done else ""
+        raise ValueError(f"{notebook}: {', '.join(left)} left as written, a solution does not fit in there{hint}")
     return done
 
 

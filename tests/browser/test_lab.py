@@ -156,6 +156,7 @@ END_KERNELS = """async () => {
 }"""
 
 
+@pytest.mark.soak
 def test_a_question_and_its_guess_outlive_the_kernel(lab):
     nbformat.write(new_notebook(cells=[new_code_cell(ASK)], metadata=METADATA), lab.server.work / "ask.ipynb")
     again, choices = (lab.page.locator(".lk-asked").get_by_text(t) for t in ("To note a guess", "all the same"))

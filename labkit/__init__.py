@@ -38,11 +38,12 @@ _HOME = {
     "memory": "labkit.memory",
     "model": "labkit.model",
     "theory": "labkit.theory",
+    "train": "labkit.train",
     "pace": "labkit.pace",
 }
 
 if TYPE_CHECKING:
-    from labkit import collectives, data_parallel, device, memory, model, pace, show, theory, trace
+    from labkit import collectives, data_parallel, device, memory, model, pace, show, theory, trace, train
     from labkit.checks import check, hint, solution
     from labkit.checks.impostors import impostors
     from labkit.turns import quiet

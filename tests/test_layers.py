@@ -25,6 +25,7 @@ MAY_IMPORT = {
     "context_parallel": {"trace"},
     "sequence_parallel": {"collectives", "device", "model", "tensor_parallel", "trace"},
     "data_parallel": {"collectives", "device", "trace"},
+    "train": {"device"},
     "checks": {"collectives", "data_parallel", "pace", "progress", "run", "trace", "device", "show", "theory", "world"},
     "bench": {"collectives", "data_parallel", "memory", "model", "run", "trace", "device", "world"},
     "cli": {"*"},

@@ -221,7 +221,7 @@ class View:
         if later:
             yield el("path", d=symbol(None, spot.x, y), class_="lk-unmade")
             return
-        if stage.collective:
+        if stage.collective and not before:
             d = f"M{num(spot.x)} {num(top + self.lane / 2)}V{num(top + high - self.lane / 2)}"
             yield el("path", d=d, class_="lk-join")
         yield el("path", d=symbol(stage.collective, spot.x, y), class_="lk-solid" if stage.collective else "lk-hollow")

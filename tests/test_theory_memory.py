@@ -384,8 +384,9 @@ def test_first_and_last_layers():
         "token indices": 8 * 48, "position indices": 8 * 16, "embedding dropout mask": 48 * 64,
     }  # fmt: skip
     assert embedding_activations(LLAMA, 16, 3) == {"token indices": 8 * 48, "rotary angles": 4 * 16 * 8}
-    assert logits(TINY, 16, 3) == {"logits": 2 * 48 * 96, "logits in fp32": 4 * 48 * 96}
-    assert logits(TINY, 16, 3, Setup(width=4)) == {"logits": 4 * 48 * 96}
+    for width, wide in ((2, 4), (4, 4), (8, 8)):
+        found = logits(TINY, 16, 3, Setup(width=width))
+        assert found == {"gradient of the log-softmax": wide * 48 * 96, "gradient of the logits": wide * 48 * 96}
     assert head_activations(TINY, 16, 3, Setup(width=8))["log-softmax"] == 8 * 48 * 96
 
 

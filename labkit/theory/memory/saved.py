@@ -144,24 +144,22 @@ def head_activations(config: Shape, s: int, b: int, setup: Setup = PLAIN) -> Ter
 
 
 def logits(config: Shape, s: int, b: int, setup: Setup = PLAIN) -> Terms[int]:
-    """Bytes of logits that exist beside the log-softmax while the loss is computed, and are not kept for backward.
+    """Bytes that stand beside the log-softmax when backward begins, which is when most is held.
 
-    The logits at the activations' width, and, if that is below fp32, their fp32 copy.
+    The gradient that comes to the log-softmax, and the one that it makes of it, both in fp32 at least. (In forward it
+    is less: the logits, and, if they are narrower, their fp32 copy.)
 
     Raises:
         TypeError, ValueError: As `layer_activations`.
 
     >>> from labkit.model import preset
     >>> logits(preset("llama3_8b"), s=8192, b=1).total
-    6304038912
+    8405385216
     """
     check_tokens(s, b)
     check_shape(config, setup.tensor_parallel)
-    elements = s * b * config.vocab // setup.tensor_parallel
-    terms = Terms({"logits": setup.width * elements})
-    if setup.width < _at_least_fp32(setup):
-        terms["logits in fp32"] = _at_least_fp32(setup) * elements
-    return terms
+    nbytes = _at_least_fp32(setup) * (s * b * config.vocab // setup.tensor_parallel)
+    return Terms({"gradient of the log-softmax": nbytes, "gradient of the logits": nbytes})
 
 
 def attention_crossover(config: Shape, setup: Setup = PLAIN) -> float:

@@ -114,10 +114,10 @@ def held(
     """What one rank holds at the worst moment: states, activations, buffers.
 
     Assumptions: no pipeline; activations have the width of the recipe's parameters (so `setup.width` is not used);
-    backward begins (all activations, the loss's own gradients), and the parameters' gradients, which are made later, are
-    counted already; stages 2 and 3 hold the gradients of one unit before they are reduced, stage 3 one gathered unit (no
-    prefetching), a unit being a layer, the embedding or the head. Not counted: what operators need inside, gradients of
-    activations, fragments that the allocator cannot use, the CUDA context.
+    backward begins (all activations, the loss's own gradients), and the parameters' gradients, which are made later,
+    are counted already; stages 2 and 3 hold the gradients of one unit before they are reduced, stage 3 one gathered
+    unit (no prefetching), a unit being a layer, the embedding or the head. Not counted: what operators need inside,
+    gradients of activations, fragments that the allocator cannot use, the CUDA context.
 
     Args:
         config, s, b: The model, tokens of a sequence, sequences of a micro-batch.

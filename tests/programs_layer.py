@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from labkit import collectives, sequence_parallel, tensor_parallel
 from labkit.model import Transformer, preset
 from labkit.tensor_parallel.watching import watch
-from labkit.trace import recorder
+from labkit.trace import recorder, span
 
 VOCAB, BATCH, LENGTH, HIDDEN = 37, 2, 8, 16
 
@@ -89,6 +89,26 @@ def by_hand() -> dict:
     model = shared("tp")
     block: Any = model.blocks[0]
     block.attention.output.region = block.attention.region = Messages(None)
+    with watch(block) as seen:
+        backward(model)
+    return seen
+
+
+def two_halves() -> dict:
+    """g made of two collectives, named as one."""
+
+    class Halves(tensor_parallel.convert.Region):
+        def join(self, x: torch.Tensor) -> torch.Tensor:
+            total = x.detach().flatten()
+            part = total.new_empty(total.numel() // dist.get_world_size())
+            with span("all_reduce by hand", nbytes=total.nbytes):
+                collectives.reduce_scatter(part, total)
+                collectives.all_gather(total, part)
+            return x + (total.view_as(x) - x.detach())
+
+    model = shared("tp")
+    block: Any = model.blocks[0]
+    block.attention.output.region = Halves(None)
     with watch(block) as seen:
         backward(model)
     return seen

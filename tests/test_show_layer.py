@@ -149,6 +149,12 @@ def test_messages_outside_a_collective_are_seen():
     assert (g.collective, g.sent) == ("send", 1024)
 
 
+def test_a_collective_made_of_others_is_one():
+    layer = layers_of(labkit.run(programs.two_halves, ranks=2).values)[""]
+    (g,) = layer.at(("attention", "g"), "forward")
+    assert (g.collective, g.nbytes, g.sent) == ("all_reduce", 1024, 1024)
+
+
 def test_watching_changes_nothing():
     assert labkit.run(programs.leaves_no_trace, ranks=2).values == [True, True]
 

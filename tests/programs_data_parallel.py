@@ -328,3 +328,122 @@ def checkpointed() -> float:
             out = checkpoint(lambda y, m=m: m(y).tanh(), out, use_reentrant=False)
             (out.square().sum() + inner.weight.sum() * 0).backward()
     return distance(net, reference)
+
+
+def fused_channels_last() -> float:
+    """A fused optimizer goes through parameter and gradient as they lie in memory: against the unwrapped module."""
+    torch.manual_seed(0)
+    net = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+    alone = copy.deepcopy(net)
+    wrapped = DistributedDataParallel(net)
+    x = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+    for called, own in ((wrapped, net), (alone, alone)):
+        optimizer = torch.optim.SGD(own.parameters(), lr=0.1, momentum=0.9, fused=True)
+        for _ in range(2):
+            optimizer.zero_grad()
+            called(x).square().mean().backward()
+            optimizer.step()
+    return (net.weight - alone.weight).abs().max().item()
+
+
+def after_an_error() -> float:
+    """A backward is cut short on every rank when buckets have left; the next step, where a rank is late."""
+    import time
+
+    torch.manual_seed(0)
+    net = nn.Sequential(*(nn.Linear(64, 64) for _ in range(3))).double()
+    reference = copy.deepcopy(net)
+    wrapped = DistributedDataParallel(net, bucket_cap_mb=1e-6)
+    failing = [True]
+
+    def fail(grad: torch.Tensor) -> None:
+        if failing[0]:
+            raise RuntimeError("on purpose")
+
+    net[0].weight.register_hook(fail)
+    net[2].bias.register_hook(lambda grad: time.sleep(0.2) if dist.get_rank() else None)
+    x = torch.randn(4, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(dist.get_rank()))
+    try:
+        wrapped(x).square().sum().backward()
+    except RuntimeError:
+        failing[0] = False
+    net.zero_grad()
+    wrapped(x).square().sum().backward()
+    for rank in range(dist.get_world_size()):
+        other = torch.randn(4, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(rank))
+        (reference(other).square().sum() / dist.get_world_size()).backward()
+    return distance(net, reference)
+
+
+def forwards_in_between() -> tuple[bool, bool]:
+    """Whether ranks have the same gradient: a no_sync forward after the forward whose backward runs; and before it."""
+    found = []
+    for quiet_first in (False, True):
+        net = nn.Linear(3, 1).double()
+        wrapped = DistributedDataParallel(net)
+        x = torch.full((1, 3), 1.0 + dist.get_rank(), dtype=torch.float64)
+        if quiet_first:
+            with wrapped.no_sync():
+                out = wrapped(x)
+            wrapped(x)
+        else:
+            out = wrapped(x)
+            with wrapped.no_sync():
+                wrapped(x)
+        out.square().sum().backward()
+        grads = [torch.empty_like(net.weight) for _ in range(dist.get_world_size())]
+        dist.all_gather(grads, net.weight.grad)
+        found.append(torch.equal(grads[0], grads[1]))
+    return found[0], found[1]
+
+
+def clipped_by_assignment() -> bool:
+    """Gradients replaced between a no_sync step and one that does not use the layer."""
+    net = Branches()
+    wrapped = DistributedDataParallel(net, find_unused_parameters=True)
+    x = torch.full((2, 4), dist.get_rank() + 1.0, dtype=torch.float64)
+    with wrapped.no_sync():
+        wrapped(x, "a").sum().backward()
+    for p in net.parameters():
+        if p.grad is not None:
+            p.grad = p.grad * 0.5
+    wrapped(x, "b").sum().backward()
+    grads = [torch.empty_like(net.a.weight) for _ in range(dist.get_world_size())]
+    dist.all_gather(grads, net.a.weight.grad)
+    return torch.equal(grads[0], grads[1])
+
+
+def ordinary_code() -> list[str]:
+    """What works with a bare module works with a wrapped one: what did not."""
+    import io
+    from dataclasses import dataclass
+
+    @dataclass
+    class Out:
+        value: torch.Tensor
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.norm, self.scale = nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Parameter(torch.ones(1))
+
+        def forward(self, x: torch.Tensor) -> Out:
+            return Out(self.norm(self.linear(x)) * self.scale)
+
+    wrong = []
+
+    def attempt(name: str, work: Any) -> None:
+        try:
+            work()
+        except Exception as error:
+            wrong.append(f"{name}: {error}")
+
+    net = Net()
+    wrapped = DistributedDataParallel(net, find_unused_parameters=True)
+    x = torch.randn(4, 3, requires_grad=True)
+    attempt("a dataclass", lambda: wrapped(x).value.sum().backward())
+    attempt("save", lambda: torch.save(DistributedDataParallel(nn.Linear(2, 2)).module, io.BytesIO()))
+    attempt("a copy", lambda: DistributedDataParallel(copy.deepcopy(net)))
+    attempt("inputs", lambda: torch.autograd.grad(wrapped(x).value.square().sum(), x))
+    attempt("two forwards", lambda: (wrapped(x).value.sum() + wrapped(x).value.sum()).backward())
+    return wrong

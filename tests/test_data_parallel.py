@@ -255,3 +255,23 @@ def test_seeds_differ_between_ranks_and_weights_do_not():
 
 def test_used_twice_and_checkpointed():
     assert max(labkit.run(programs.checkpointed, ranks=2).values) <= 1e-12
+
+
+def test_gradients_lie_as_their_parameters_do():
+    assert max(labkit.run(programs.fused_channels_last, ranks=2).values) <= 1e-6
+
+
+def test_a_backward_that_was_cut_short_does_not_reach_the_next():
+    assert max(labkit.run(programs.after_an_error, ranks=2).values) <= 1e-12
+
+
+def test_a_backward_belongs_to_its_forward():
+    assert labkit.run(programs.forwards_in_between, ranks=2).values == [(True, False)] * 2
+
+
+def test_an_unused_gradient_that_was_replaced_is_averaged():
+    assert labkit.run(programs.clipped_by_assignment, ranks=2).values == [True] * 2
+
+
+def test_ordinary_code_works():
+    assert labkit.run(programs.ordinary_code, ranks=2).values == [[]] * 2

@@ -73,5 +73,7 @@ def spread(tensors: Sequence[torch.Tensor], group: dist.ProcessGroup | None, sou
     for members in assign([t.nbytes for t in tensors], CHUNK, kinds):
         flat = torch.cat([tensors[i].detach().reshape(-1) for i in members])
         collectives.broadcast(flat, root, group)
+        if dist.get_rank(group) == source:
+            continue
         for i, piece in zip(members, flat.split([tensors[i].numel() for i in members]), strict=True):
-            tensors[i].copy_(piece.view(tensors[i].shape))
+            tensors[i].data.copy_(piece.view(tensors[i].shape))  # an earlier forward's graph may have saved a buffer

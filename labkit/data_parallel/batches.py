@@ -56,8 +56,8 @@ def token_mean(
     """
     if total.numel() != 1:
         raise ValueError(f"total has shape {tuple(total.shape)}: expected the sum of the losses, one number")
-    if int(count) < 0:
-        raise ValueError(f"count={int(count)}: expected the number of tokens, 0 or more")
+    if not float(count) >= 0 or float(count) % 1:
+        raise ValueError(f"count={float(count):g}: expected the number of tokens, 0 or more")
     both = torch.stack(
         [total.detach().double().reshape(()), torch.as_tensor(count, dtype=torch.double, device=total.device)]
     )

@@ -58,7 +58,7 @@ class Bucket:
     Attributes:
         flat: (elements of all its parameters), no padding.
         members: Indices of the parameters, in the order in which they lie in `flat`.
-        views: Parameter index → its gradient's place in `flat`, in the parameter's shape.
+        views: Parameter index → its gradient's place in `flat`, in the parameter's shape and order in memory.
         waits_for: Members whose gradient has not arrived in this backward.
     """
 
@@ -67,7 +67,7 @@ class Bucket:
         self.members = list(members)
         self.flat = torch.zeros(sum(params[i].numel() for i in members), dtype=first.dtype, device=first.device)
         pieces = self.flat.split([params[i].numel() for i in members])
-        self.views = {i: piece.view(params[i].shape) for i, piece in zip(members, pieces, strict=True)}
+        self.views = {i: _like(piece, params[i]) for i, piece in zip(members, pieces, strict=True)}
         self.waits_for: set[int] = set()
 
     @property
@@ -79,3 +79,13 @@ class Bucket:
         if param.grad is not None and param.grad is not self.views[index]:
             self.views[index].copy_(param.grad)
         param.grad = self.views[index]
+
+
+def _like(piece: torch.Tensor, param: torch.Tensor) -> torch.Tensor:
+    """A flat piece as `param` lies in memory, such as channels last: fused optimizers go through both side by side."""
+    expected = 1
+    for size, stride in sorted(zip(param.shape, param.stride(), strict=True), key=lambda pair: pair[1]):
+        if size > 1 and stride != expected:  # it has gaps
+            return piece.view(param.shape)
+        expected *= size
+    return piece.as_strided(param.shape, param.stride()) if param.numel() else piece.view(param.shape)

@@ -8,6 +8,7 @@ end before all of them are back.
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -72,6 +73,21 @@ class Reducer:
 
     # Before and in a forward
 
+    def settle(self) -> None:
+        """Buckets of a backward that was cut short by an error are still under way, into buffers to be used again.
+
+        Raises:
+            RuntimeError: Gradients that they may have changed are still there.
+        """
+        if not self._works or in_backward():
+            return
+        for work in self._works:
+            work.wait()
+        self._works = []
+        if any(param.grad is not None for param in self.params):
+            raise RuntimeError("the backward before was cut short, so some gradients are averages and some are not: "
+                               "call zero_grad() before the next forward")  # fmt: skip
+
     def rebuild(self) -> None:
         """Once, after the first backward: fill the buckets in the order in which the first rank's gradients arrived."""
         if self._rebuilt or not self._averaged:
@@ -85,22 +101,24 @@ class Reducer:
 
     def expect(self, outputs: Any, sync: bool) -> None:
         """A forward has made `outputs`; their backward averages the gradients, if `sync`."""
-        self.sync = sync
-        tensors = [t for t in tree_leaves(outputs) if isinstance(t, torch.Tensor) and t.requires_grad]
-        self._unused = []
+        tensors, unused = [t for t in _tensors(outputs) if t.requires_grad], []
         if sync and self.find_unused:
-            used = _leaves([t.grad_fn for t in tensors if t.grad_fn is not None])
-            self._unused = [i for i, param in enumerate(self.params) if id(param) not in used]
-        for tensor in tensors:  # so that a rank on which no parameter was used takes part
-            tensor.register_hook(lambda _: self._begin())
+            used = _leaves([t.grad_fn for t in tensors if t.grad_fn is not None]) | {id(t) for t in tensors}
+            unused = [i for i, param in enumerate(self.params) if id(param) not in used]
+        self.sync, self._unused = sync, unused
+        for tensor in tensors:  # it is this forward's backward, whatever other forwards came in between
+            if tensor.grad_fn is not None:
+                tensor.register_hook(lambda _: self._begin(sync, unused))
 
     # In a backward
 
-    def _begin(self) -> None:
-        """The first sign of a backward."""
+    def _begin(self, sync: bool | None = None, unused: list[int] | None = None) -> None:
+        """The first sign of a backward: of the forward that says so, else of the last one."""
         if self._backward == (now := torch._C._current_graph_task_id()):
             return
         self._backward = now
+        if sync is not None:
+            self.sync, self._unused = sync, unused or []
         torch.autograd.Variable._execution_engine.queue_callback(self._end)
         self._order, self._works, self._next = [], [], 0
         for bucket in self.buckets:
@@ -111,13 +129,13 @@ class Reducer:
                 self._home[i].views[i].zero_()
             for i in self._unused:
                 self._home[i].waits_for.discard(i)
-            self._send_full()
+                if i not in self._without_gradient:
+                    self._home[i].take(i, self.params[i])
 
     def arrived(self, index: int) -> None:
         """A parameter's gradient is complete: all its uses in this backward are added up."""
         self._begin()
         param, bucket = self.params[index], self._home[index]
-        assert param.grad is not None
         _check_gradient(self.names[index], param.grad)
         if self.sync and index not in bucket.waits_for:
             raise RuntimeError(
@@ -138,17 +156,21 @@ class Reducer:
 
     def _send(self, number: int, flat: torch.Tensor) -> None:
         with label(bucket=number), torch.no_grad():
-            self._works.append(self.hook(flat, self.group))
+            work = self.hook(flat, self.group)
+        if not callable(getattr(work, "wait", None)):
+            raise TypeError(f"the communication hook returned {work!r}: expected a handle with wait()")
+        self._works.append(work)
 
     def _end(self) -> None:
         """Backward has ended on this rank."""
-        if not self.sync:
-            return
+        if not self.sync or (not self._order and len(self._unused) < len(self.params)):
+            return  # nothing to average: local gradients only, or gradients of inputs only
         missing = [self.names[i] for bucket in self.buckets for i in sorted(bucket.waits_for)]
         if missing:
+            hint = "" if self.find_unused else "; find_unused_parameters=True lets it bring zeros"
             raise RuntimeError(
                 f"backward made no gradient for {_some(missing)}, so the ranks cannot average it: the forward did not "
-                "use it, or the loss does not depend on it; find_unused_parameters=True lets it bring zeros"
+                f"use it, the loss does not depend on it, or it is inside checkpoint(…, use_reentrant=True){hint}"
             )
         self._send_full(at_the_end=True)
         used = [i not in self._without_gradient for i in range(len(self.params))] if self.find_unused else []
@@ -183,12 +205,26 @@ def _tell(reducer: Callable[[], Reducer | None], index: int) -> None:
         alive.arrived(index)
 
 
-def _check_gradient(name: str, grad: torch.Tensor) -> None:
+def _check_gradient(name: str, grad: torch.Tensor | None) -> None:
+    if grad is None:
+        raise RuntimeError(f"the gradient of {name} was taken away by another hook before it was averaged: add such "
+                           "hooks after wrapping")  # fmt: skip
     if grad.layout is not torch.strided:
         raise TypeError(f"the gradient of {name} is {grad.layout}: expected a dense one; build Embedding(sparse=False)")
     if grad.requires_grad:
         raise RuntimeError(f"the gradient of {name} has a graph of its own (create_graph=True), which averaging in "
                            "place would break: use torch.autograd.grad on the bare module")  # fmt: skip
+
+
+def _tensors(outputs: Any) -> list[torch.Tensor]:
+    """The tensors in what a forward returned: in tuples, dictionaries, dataclasses."""
+    found = []
+    for leaf in tree_leaves(outputs):
+        if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
+            found += _tensors([getattr(leaf, field.name) for field in dataclasses.fields(leaf)])
+        elif isinstance(leaf, torch.Tensor):
+            found.append(leaf)
+    return found
 
 
 def _leaves(roots: list[Node]) -> set[int]:

@@ -16,6 +16,9 @@ from labkit.collectives import check
 from labkit.data_parallel import agreement, hooks
 from labkit.data_parallel.reducer import Reducer, in_backward
 
+#: Module → its wrapper; not on the module, which may be copied and saved.
+_wrapped_by: weakref.WeakKeyDictionary[torch.nn.Module, Any] = weakref.WeakKeyDictionary()
+
 
 class DistributedDataParallel(torch.nn.Module):
     """Average the gradients of `module` over the ranks of a group, while backward runs.
@@ -65,7 +68,7 @@ class DistributedDataParallel(torch.nn.Module):
         self._on = named[0][1].device
         agreement.compare(module, group, self._on)
         agreement.spread([p for _, p in module.named_parameters()] + self._buffers_to_spread(), group)
-        module.__dict__["_labkit_wrapped"] = weakref.ref(self)
+        _wrapped_by[module] = weakref.ref(self)
         self._wrapped = _identity(module)
         self._sync, self._joining, self._source = True, False, 0
         self.reducer = Reducer(
@@ -92,6 +95,7 @@ class DistributedDataParallel(torch.nn.Module):
 
     def _before(self, sync: bool) -> None:
         """What the ranks do together before a forward."""
+        self.reducer.settle()
         self.reducer.rebuild()
         if sync and (buffers := self._buffers_to_spread()):
             agreement.spread(buffers, self.group, self._source)
@@ -196,7 +200,7 @@ def _trained(module: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
     if not isinstance(module, torch.nn.Module):
         raise TypeError(f"module is {type(module).__name__}: expected a torch.nn.Module")
     for part in module.modules():
-        wrapper = part.__dict__.get("_labkit_wrapped", lambda: None)()
+        wrapper = _wrapped_by.get(part, lambda: None)()
         if wrapper is not None or isinstance(part, DistributedDataParallel | torch.nn.parallel.DistributedDataParallel):
             raise ValueError("the module, or a part of it, is wrapped already: its gradients would be averaged twice")
     named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]

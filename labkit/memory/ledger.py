@@ -141,6 +141,8 @@ class Ledger:
                 entry.claim = category
                 self._claimed.append(entry)
                 self._count(entry, category)
+        if len(self._claimed) > 64 + 2 * len(self._entries):  # most of them are gone
+            self._claimed = [entry for entry in self._claimed if entry.claim is not None]
 
     def claim_all(self, claims: Iterable[tuple[int, torch.Tensor]]) -> None:
         """All claims there are: a storage claimed twice belongs to the first, one no longer claimed to nobody."""

@@ -103,8 +103,7 @@ class MemoryMeter:
     # Measuring
 
     def __enter__(self) -> MemoryMeter:
-        self._entered += 1
-        if self._entered == 1:
+        if self._entered == 0:
             self._count()
             self._ledger.begin(self._ledger.phase)
             with ExitStack() as exits:
@@ -115,6 +114,7 @@ class MemoryMeter:
                     exits.enter_context(MadeStorages(self._ledger))
                 exits.enter_context(SavedTensors(self._ledger))
                 self._exits = exits.pop_all()
+        self._entered += 1
         return self
 
     def __exit__(self, *_: object) -> None:

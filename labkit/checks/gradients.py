@@ -47,15 +47,20 @@ def told(values: list[Any], expected: list[list[Backward]], own: list[list[Backw
         return str(have)
     step, name, at = first
     mine, right = have[step].get(name), want[step][name] or [0.0]
-    said = {"rank": rank, "step": step, "name": name, "element": at}
+    said = {"rank": rank, "backward": which(step), "name": name}
     if mine is None or len(mine) != len(right):
-        return say("gradients.none", rank=rank, step=step, name=name, want=f"{right[at]:.4g}")
-    line = say("gradients.element", **said, want=f"{right[at]:.4g}", have=f"{mine[at]:.4g}")
+        return say("gradients.none", **said, want=f"{right[at]:.4g}")
+    line = say("gradients.element", **said, element=at, want=f"{right[at]:.4g}", have=f"{mine[at]:.4g}")
     if own and own[rank][step].get(name) and near(mine, own[rank][step][name]):
         return line + say("gradients.own", rank=rank)
     ratio = mine[at] / right[at] if right[at] else 0.0
     whole = ratio and near(mine, [ratio * number for number in right])
     return line + say("gradients.ratio", ratio=f"{ratio:.3g}") if whole else line
+
+
+def which(step: int) -> str:
+    """A backward in words, counted from 0; no exercise has a third."""
+    return say("gradients.first" if step == 0 else "gradients.second")
 
 
 def _first(have: Any, want: list[Backward]) -> tuple[int, str, int] | None:

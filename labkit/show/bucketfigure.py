@@ -61,7 +61,7 @@ def buckets(
     >>> backward = [(1, 0.0, 0.020), (0, 0.020, 0.040)]
     >>> print(buckets({"two": BucketTimes(backward, [(0, 2**20, 0.020, 0.035), (1, 2**20, 0.040, 0.055)])}))
     15.0 ms of 30.0 ms of reductions are exposed: backward has ended by then [measured]
-      B: backward, a box a layer. b: buckets; a line leads from a bucket's last gradient to its start.
+      B: backward, a box a layer or several. b: buckets; a line leads from a bucket's last gradient to its start.
       two: 55.0 ms, backward 40.0 ms, exposed 15.0 ms, 2 buckets
       two · b0 · 1 MiB · ready 20.0 ms · starts 20.0 ms · ends 35.0 ms
       two · b1 · 1 MiB · ready 40.0 ms · starts 40.0 ms · ends 55.0 ms

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from labkit.checks.borrow import DATA_PARALLEL
 from labkit.checks.exercise import COLLECTIVES, Case, Cost, Exercise, Wrong, nothing
 from labkit.checks.given import Branches, Layers, batch, others_wait_for_rank_0, uncounted
-from labkit.checks.gradients import Backward, differing, gradients, mean, told
+from labkit.checks.gradients import Backward, differing, gradients, mean, told, which
 from labkit.checks.judge import collectives
 from labkit.checks.trial import GIVEN
 from labkit.data_parallel import DistributedDataParallel, assign
@@ -269,10 +269,10 @@ def stands_still(case: Case, trace: Trace) -> str:
             last = [e for e in mine if e.phase == "backward" and e.labels["backward"] == step][-1]
             before = [e for e in calls if e.labels["backward"] == step and e.index < last.index]
             if not before:
-                return say("bucketed_ddp.late", rank=rank, step=step)
+                return say("bucketed_ddp.late", rank=rank, backward=which(step))
             over = all(e.end is not None and e.end <= last.start for e in before)
             if over and rank == 0 and SITUATIONS[case.more].shape == "late":
-                return say("bucketed_ddp.still", rank=rank, step=step)
+                return say("bucketed_ddp.still", rank=rank, backward=which(step))
     return ""
 
 
@@ -298,14 +298,14 @@ EXERCISE = Exercise(
     solution=bucketed_ddp,
     hints=lambda: (say("bucketed_ddp.question"), say("bucketed_ddp.state"), say("bucketed_ddp.code")),
     wrong=(
-        Wrong(no_overlap, "wasteful", "the first all-reduce was started when the backward of the last layer had begun"),
-        Wrong(one_bucket, "wasteful", "the first all-reduce was started when"),
+        Wrong(no_overlap, "wasteful", "the first all-reduce was started only when backward had reached layer 0"),
+        Wrong(one_bucket, "wasteful", "the first all-reduce was started only when"),
         Wrong(a_message_a_parameter, "wasteful", "collectives of a rank"),
         Wrong(waits_at_once, "wasteful", "was over before backward went on"),
         Wrong(never_waits, "wrong"),
         Wrong(starts_in_the_order_of_arrival, "crashed", "disagree"),
         Wrong(sums, "wrong", "2 × as much"),
-        Wrong(works_once, "wrong", "backward 1"),
+        Wrong(works_once, "wrong", "the second backward"),
         Wrong(forgets_the_last_bucket, "wrong", "layers.0"),
         Wrong(counts_a_tied_parameter_twice, "wrong", "used twice"),
         Wrong(hooks_modules, "wrong"),

@@ -186,7 +186,7 @@ EXERCISE = Exercise(
         Wrong(averages_on_rank_0, "wrong", "rank 1"),
         Wrong(takes_over_rank_0s, "wrong", "expected 5, got 3"),
         Wrong(averages_before_there_is_a_gradient, "wrong", "rank 0's own"),
-        Wrong(averages_once, "wrong", "backward 1"),
+        Wrong(averages_once, "wrong", "the second backward"),
         Wrong(averages_only_on_rank_0, "crashed", "nothing: its function had returned"),
         Wrong(gathers_all_gradients, "wasteful", "B; budget 40"),
         Wrong(averages_each_number, "wasteful", "budget 2"),

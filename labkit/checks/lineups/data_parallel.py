@@ -1,7 +1,7 @@
 """Chapter 03: four that claim to train data-parallel.
 
 Each rank has built the model from its own seed and reads documents of its own, of different lengths; the model is given
-a new head before it is trained; and a part of it is used for long documents only.
+a new head, the same on every rank, before it is trained; and a part of it is used for long documents only.
 """
 
 from __future__ import annotations
@@ -34,9 +34,15 @@ class Reader(torch.nn.Module):
         return self.head(h + torch.tanh(self.for_long(h)) if len(x) > LONG else h)
 
 
+def new_head() -> torch.nn.Linear:
+    """The same on every rank."""
+    torch.manual_seed(1)
+    return torch.nn.Linear(WIDTH, 1)
+
+
 def train(model: Any, documents: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
     """What the four claim to do."""
-    model.head = torch.nn.Linear(8, 1)
+    model.head = new_head()
     for param in model.parameters():
         dist.broadcast(param.data, 0)
     for x, y in documents:
@@ -51,7 +57,7 @@ def train(model: Any, documents: list[tuple[torch.Tensor, torch.Tensor]]) -> Non
 
 
 def a(model: Any, documents: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    model.head = torch.nn.Linear(8, 1)
+    model.head = new_head()
     for x, y in documents:
         model.zero_grad()
         tokens = torch.tensor(float(len(x)))
@@ -64,7 +70,7 @@ def a(model: Any, documents: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
 
 
 def b(model: Any, documents: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    model.head = torch.nn.Linear(8, 1)
+    model.head = new_head()
     for param in model.parameters():
         dist.broadcast(param.data, 0)
     for x, y in documents:
@@ -79,7 +85,7 @@ def b(model: Any, documents: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
 
 
 def c(model: Any, documents: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    model.head = torch.nn.Linear(8, 1)
+    model.head = new_head()
     for param in model.parameters():
         dist.broadcast(param.data, 0)
     for x, y in documents:
@@ -95,7 +101,7 @@ def d(model: Any, documents: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
     wrapped = list(model.parameters())
     for param in wrapped:
         dist.broadcast(param.data, 0)
-    model.head = torch.nn.Linear(8, 1)
+    model.head = new_head()
     for x, y in documents:
         model.zero_grad()
         tokens = torch.tensor(float(len(x)))
@@ -128,7 +134,7 @@ def expected(case: Case) -> list[list[Backward]]:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = Reader()
-        model.head = torch.nn.Linear(WIDTH, 1)
+        model.head = new_head()
     model = model.double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for batch in zip(*(documents(rank) for rank in range(case.ranks)), strict=True):

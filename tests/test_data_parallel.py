@@ -192,21 +192,28 @@ def test_naive_and_bucketed_all_reduces():
     ("buckets", "overlap", "whole"), [(1, True, 70.5), (10, True, 43.5), (148, True, 104), (10, False, 75)]
 )
 def test_paced_backward(buckets, overlap, whole):
-    """Backward 40, reduce 30, 0.5 a bucket, stretched so that two cores can move 150 buckets in time."""
-    stretch, nbytes = 20.0, 150 * 16 * 16 * 4
+    """Backward 40, reduce 30, 0.5 a bucket; stretched so that two cores can move 150 buckets in time, more so if busy."""
     count, alpha = (150, 0.0005 * 148 / 150) if buckets == 148 else (buckets, 0.0005)
+    expected = whole + (40 / 150 if buckets == 148 else 0)  # the first layer's gradient starts it
+    for stretch in (20.0, 40.0, 80.0):
+        found, took, exposed = paced(count, alpha, overlap, stretch)
+        assert found == count
+        if abs(took - expected) <= 0.03 * expected and abs(exposed - (expected - 40)) <= 0.03 * expected:
+            break
+    assert took == pytest.approx(expected, rel=0.03)
+    assert exposed == pytest.approx(expected - 40, abs=0.03 * expected)
+
+
+def paced(count: int, alpha: float, overlap: bool, stretch: float) -> tuple[int, float, float]:
+    """Buckets; milliseconds of a backward, and of it after its last section, as if nothing had been stretched."""
     pace = Pace(
         compute={"layer": stretch * 0.040 / 150, "forward": 0.2, "set-up": 0.5},
-        link=Link(stretch * alpha / 2, nbytes / (stretch * 0.030)),
+        link=Link(stretch * alpha / 2, 150 * 16 * 16 * 4 / (stretch * 0.030)),
     )
     run = labkit.run(programs.paced_backward, count, stretch, overlap, ranks=2, pace=pace)
     found, start, end = run.values[0]
-    assert found == count
-    expected = whole + (40 / 150 if buckets == 148 else 0)  # the first layer's gradient starts it
-    assert 1e3 * (end - start) == pytest.approx(expected, rel=0.03)
     sections = [e for e in run.trace.of(0) if e.kind == "compute" and e.phase == "backward"]
-    exposed = 1e3 * (end - sections[-1].end / stretch)
-    assert exposed == pytest.approx(expected - 40, abs=0.03 * expected)
+    return found, 1e3 * (end - start), 1e3 * (end - sections[-1].end / stretch)
 
 
 def test_buckets_are_refilled_in_order_of_arrival():

@@ -192,7 +192,7 @@ def test_naive_and_bucketed_all_reduces():
     ("buckets", "overlap", "whole"), [(1, True, 70.5), (10, True, 43.5), (148, True, 104), (10, False, 75)]
 )
 def test_paced_backward(buckets, overlap, whole):
-    """Backward 40, reduce 30, 0.5 a bucket; stretched so that two cores can move 150 buckets in time, more so if busy."""
+    """Backward 40, reduce 30, 0.5 a bucket; stretched so that two cores can move 150 buckets in time."""
     count, alpha = (150, 0.0005 * 148 / 150) if buckets == 148 else (buckets, 0.0005)
     expected = whole + (40 / 150 if buckets == 148 else 0)  # the first layer's gradient starts it
     for stretch in (20.0, 40.0, 80.0):

@@ -138,6 +138,7 @@ OTHER_WORLDS = {
     "01_memory": "the peak is in backward, in aten::_log_softmax_backward_data",  # then an exercise checks one rank
     "02_collectives": "in hexadecimal, on every rank: ['1111', '1111', '1111', '1111']",
     "03_data_parallel": "ranks 0 to 3 hold the same gradients, bit for bit: True",
+    "04_tensor_parallel": "",  # its first world has two ranks
 }
 
 

@@ -111,7 +111,7 @@ def held(
     config: Shape, s: int, b: int, recipe: str | Recipe = "bf16_mixed", stage: int = 0, ranks: int = 1,
     setup: Setup = PLAIN,
 ) -> Held:  # fmt: skip
-    """What one rank holds when backward begins, the worst moment but for tiny batches (then it is the optimizer's step).
+    """What one rank holds when backward begins: the worst moment, but for tiny batches, where the step is.
 
     Assumptions: no pipeline; activations have the width of the recipe's parameters (so `setup.width` is not used);
     backward begins (all activations, the loss's own gradients), and the parameters' gradients, which are made later,

@@ -79,7 +79,7 @@ class _Ring(torch.autograd.Function):
         mine = at[dist.get_rank(group)]
         out, log_sum = torch.zeros_like(wide_q), wide_q.new_full((*wide_q.shape[:-1], 1), float("-inf"))
         for step, source in enumerate(_sources(group)):
-            passing = _pass_on(held, group, step) if step < len(at) - 1 else None
+            passing = _Passing(held, group, step) if step < len(at) - 1 else None
             k_now, v_now = (as_grouped(x, k) for x in held)
             more = attend(wide_q, k_now, v_now, scale, mine, at[source], _fitting(tile, q, causal))
             out, log_sum = combine(out, log_sum, *more) if step else more
@@ -101,7 +101,7 @@ class _Ring(torch.autograd.Function):
         carried = torch.zeros_like(torch.stack([as_grouped(k, k), as_grouped(v, k)]))  # the gradients of what is held
         returning = None
         for step, source in enumerate(_sources(ctx.group)):
-            passing = _pass_on(held, ctx.group, step) if step < ranks - 1 else None
+            passing = _Passing(held, ctx.group, step) if step < ranks - 1 else None
             k_now, v_now = (as_grouped(x, k) for x in held)
             of_q, of_k, of_v = attend_backward(
                 wide_q, k_now, v_now, wide_grad, log_sum, delta, scale, mine, ctx.at[source],
@@ -112,7 +112,7 @@ class _Ring(torch.autograd.Function):
                 carried = returning.wait()
             carried = carried + torch.stack([of_k, of_v])
             if ranks > 1:
-                returning = _pass_on(carried, ctx.group, step, tag=1)
+                returning = _Passing(carried, ctx.group, step, tag=1)
             if passing is not None:
                 held = passing.wait()
         home = carried if returning is None else returning.wait()
@@ -139,7 +139,7 @@ def _fitting(tile: int, q: torch.Tensor, causal: bool) -> int:
 class _Passing:
     """A message to the next rank and one from the rank before, under way."""
 
-    def __init__(self, sent: torch.Tensor, group: Group, step: int, tag: int) -> None:
+    def __init__(self, sent: torch.Tensor, group: Group, step: int, tag: int = 0) -> None:
         rank, ranks = dist.get_rank(group), dist.get_world_size(group)
         self._sent, self._arriving = sent.contiguous(), torch.empty_like(sent, memory_format=torch.contiguous_format)
         to, source = ((rank + 1) % ranks, (rank - 1) % ranks)
@@ -155,7 +155,3 @@ class _Passing:
         for work in self._works:
             work.wait()
         return self._arriving
-
-
-def _pass_on(held: torch.Tensor, group: Group, step: int, tag: int = 0) -> _Passing:
-    return _Passing(held, group, step, tag)

@@ -81,9 +81,7 @@ class Reducer:
         """
         if not self._works or in_backward():
             return
-        for work in self._works:
-            work.wait()
-        self._works = []
+        self._wait()
         if any(param.grad is not None for param in self.params):
             raise RuntimeError("the backward before was cut short, so some gradients are averages and some are not: "
                                "call zero_grad() before the next forward")  # fmt: skip
@@ -120,7 +118,8 @@ class Reducer:
         if sync is not None:
             self.sync, self._unused = sync, unused or []
         torch.autograd.Variable._execution_engine.queue_callback(self._end)
-        self._order, self._works, self._next = [], [], 0
+        self._wait()  # for buckets of a backward that an error cut short: there was no forward since
+        self._order, self._next = [], 0
         for bucket in self.buckets:
             bucket.waits_for = set(bucket.members)
         if self.sync:
@@ -176,11 +175,15 @@ class Reducer:
         used = [i not in self._without_gradient for i in range(len(self.params))] if self.find_unused else []
         self._finish(used)
 
-    def _finish(self, used: list[bool]) -> None:
-        """Wait for every bucket. A parameter that no rank used keeps no gradient: an optimizer then leaves it alone."""
+    def _wait(self) -> None:
         for work in self._works:
             work.wait()
-        self._works, self._averaged = [], True
+        self._works = []
+
+    def _finish(self, used: list[bool]) -> None:
+        """Wait for every bucket. A parameter that no rank used keeps no gradient: an optimizer then leaves it alone."""
+        self._wait()
+        self._averaged = True
         if used:
             somewhere = torch.tensor(used, dtype=torch.uint8, device=self.params[0].device)
             collectives.all_reduce(somewhere, op="max", group=self.group)

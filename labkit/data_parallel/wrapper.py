@@ -36,8 +36,7 @@ class DistributedDataParallel(torch.nn.Module):
             before it is wrapped.
         group: The data-parallel group; ``None`` is the world.
         bucket_cap_mb, first_bucket_mb: MiB at which a bucket, and the first one, is closed: a small first one leaves
-            early. After the first backward the buckets are filled again in the
-            order in which gradients arrived.
+            early. After the first backward the buckets are filled again in the order in which gradients arrived.
         overlap: ``False``: start when backward has ended.
         find_unused_parameters: Parameters that a forward does not use bring zeros, instead of an error.
         broadcast_buffers: Before each forward all ranks take over rank 0's buffers (those in ``state_dict``).

@@ -1,4 +1,4 @@
-"""The loss of logits that no rank has all of: three numbers a token travel, not V."""
+"""The loss of logits that no rank has all of: four numbers a token travel, not V."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def vocab_parallel_cross_entropy(
     """−log softmax(logits)[target] of each token, where each rank holds the logits of its own words.
 
     With m the largest logit of all words and Z = Σ exp(zᵢ − m), the loss is log Z − (z_target − m). The ranks agree on
-    m, then add up Z and z_target (which one of them knows): two all-reduces of a few numbers a token, where gathering
-    the logits would move V.
+    m, then add up Z, z_target (which one of them knows) and Σz (for smoothing): two all-reduces of a few numbers a
+    token, where gathering the logits would move V.
 
     Args:
         logits: (…, V/N), this rank's words; 16-bit ones are widened to fp32.

@@ -9,7 +9,7 @@ from typing import Any
 from labkit.show.bars import Bar, Chart, Group, View, axis_top
 from labkit.show.figure import Drawing, Figure, Table, source_of
 from labkit.show.guesses import guess as noted
-from labkit.show.guesses import guessed
+from labkit.show.guesses import guessed_numbers
 from labkit.show.lanes import solid
 from labkit.show.quantity import told
 from labkit.show.words import say
@@ -53,7 +53,7 @@ def compare(
       ring · measured 12 B · predicted 12 B · exactly
     """
     both = _paired(predicted, measured)
-    own, shared = _guesses(guess, both, unit)
+    own, shared = guessed_numbers(guess, both, unit)
     groups = tuple(
         Group(label, tuple(_compared(pair, n, len(pairs), unit) for n, pair in enumerate(pairs)), own.get(label))
         for label, pairs in both.items()
@@ -103,7 +103,7 @@ def volume(
     """
     _mapping("sent", sent)
     loads = {label: _sent(label, value) for label, value in sent.items()}
-    own, shared = _guesses(guess, loads, "B")
+    own, shared = guessed_numbers(guess, loads, "B")
     groups = tuple(Group(label, tuple(_loads(row)), own.get(label)) for label, row in loads.items())
     limit, numbers = _ceiling(ceiling), [n for row in loads.values() for n in row]
     pitch = 9 if max(map(len, loads.values())) > 2 else 11
@@ -191,18 +191,6 @@ def _ceiling(ceiling: Any) -> tuple[str, float] | None:
     if not isinstance(ceiling, (tuple, list)) or len(ceiling) != 2 or not isinstance(ceiling[0], str):
         raise TypeError(f"ceiling is {ceiling!r}: expected a name and a number, such as ('2D', 16777216)")
     return ceiling[0], _number(ceiling[0], ceiling[1])
-
-
-def _guesses(guess: Any, labels: Mapping[str, Any], unit: str) -> tuple[dict[str, float], float | None]:
-    """The guesses that are numbers: those of single labels, and the one for all."""
-    if guess is None or isinstance(guess, str):
-        return {}, None if guess is None else guessed(guess, unit)
-    if not isinstance(guess, Mapping):
-        raise TypeError(f"guess is {guess!r}: expected the key of a show.predict, or label → key")
-    if odd := [label for label in guess if label not in labels]:
-        raise ValueError(f"guess has {odd[0]!r}, but the labels are {', '.join(labels)}")
-    numbers = {label: guessed(key, unit) for label, key in guess.items()}
-    return {label: n for label, n in numbers.items() if n is not None}, None
 
 
 def _guess_notes(guess: Any, own: dict[str, float], unit: str) -> list[str]:

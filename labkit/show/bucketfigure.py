@@ -10,7 +10,7 @@ from labkit.show.buckettimes import Bucket, BucketTimes, Times, variants_of
 from labkit.show.bucketview import WIRES, Chart, View, ms
 from labkit.show.figure import NARROW, Drawing, Figure, Table, source_of
 from labkit.show.guesses import guess as noted
-from labkit.show.guesses import guessed
+from labkit.show.guesses import guessed_numbers
 from labkit.show.svg import size_of
 from labkit.show.words import count, say
 from labkit.trace import Trace
@@ -67,7 +67,7 @@ def buckets(
       two · b1 · 1 MiB · ready 40.0 ms · starts 40.0 ms · ends 55.0 ms
     """
     found = variants_of(variants, rank, parameters)
-    shared, own = _guesses(guess, found)
+    own, shared = guessed_numbers(guess, found, "s")
     tips = {name: {b.number: _said(name, b) for b in times.buckets} for name, times in found.items()}
     chart = Chart(found, _sizes(sizes, found), _top(found, axis_to, [shared, *own.values()]), shared, own, tips)
     views: dict[int, View] = {}
@@ -113,18 +113,6 @@ def _sizes(sizes: Any, found: Mapping[str, Times]) -> dict[str, float]:
         if isinstance(n, (bool, str)) or not hasattr(n, "__float__") or not isfinite(n) or n <= 0:
             raise ValueError(f"sizes has {n!r} for {name!r}: expected a number of bytes above 0")
     return dict(sizes)
-
-
-def _guesses(guess: Any, found: Mapping[str, Times]) -> tuple[float | None, dict[str, float]]:
-    """The guesses that are numbers: the one for all, and those of single variants."""
-    if guess is None or isinstance(guess, str):
-        return None if guess is None else guessed(guess, "s"), {}
-    if not isinstance(guess, Mapping):
-        raise TypeError(f"guess is {guess!r}: expected the key of a show.predict, or label → key")
-    if odd := [name for name in guess if name not in found]:
-        raise ValueError(f"guess has {odd[0]!r}, but the variants are {', '.join(found)}")
-    numbers = {name: guessed(key, "s") for name, key in guess.items()}
-    return None, {name: n for name, n in numbers.items() if n is not None}
 
 
 # What is written

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from math import isfinite
 from typing import Any
@@ -265,3 +265,15 @@ class Question:
 
     def _text(self) -> dict[str, str]:
         return {"text/html": self._html(live=True), "text/plain": str(self)}
+
+
+def guessed_numbers(guess: Any, labels: Mapping[str, Any], unit: str) -> tuple[dict[str, float], float | None]:
+    """The guesses that are numbers: those of single labels, and the one for all."""
+    if guess is None or isinstance(guess, str):
+        return {}, None if guess is None else guessed(guess, unit)
+    if not isinstance(guess, Mapping):
+        raise TypeError(f"guess is {guess!r}: expected the key of a show.predict, or label → key")
+    if odd := [label for label in guess if label not in labels]:
+        raise ValueError(f"guess has {odd[0]!r}, but the labels are {', '.join(labels)}")
+    numbers = {label: guessed(key, unit) for label, key in guess.items()}
+    return {label: n for label, n in numbers.items() if n is not None}, None

@@ -93,9 +93,9 @@ def call(fn: Callable[[torch.Tensor], torch.Tensor], case: Case) -> tuple[Any, b
     return came, torch.equal(tensor, before)
 
 
-def _seen(tensor: torch.Tensor) -> tuple[list[int], list, int]:
+def _seen(tensor: torch.Tensor) -> tuple[list[int], list, float]:
     """Its shape, some elements, and the sum of all."""
-    return list(tensor.shape), tensor.flatten()[:8].tolist(), int(tensor.sum())
+    return list(tensor.shape), tensor.flatten()[:8].tolist(), tensor.sum().item()
 
 
 def expected(case: Case) -> list[tuple[Any, bool]]:

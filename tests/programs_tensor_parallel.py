@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 from typing import Any
 
 import torch
@@ -12,9 +13,11 @@ from torch.nn import functional as F
 
 from labkit import collectives, context_parallel, device, sequence_parallel, tensor_parallel
 from labkit.collectives import placement
+from labkit.data_parallel import DistributedDataParallel
 from labkit.model import Transformer, preset
 from labkit.model import loss as whole_loss
 from labkit.trace import label
+from labkit.train import Mesh
 
 VOCAB = 37
 
@@ -25,23 +28,23 @@ def transformer(name: str, dtype: torch.dtype = torch.float64, **changes: Any) -
     return Transformer(preset(name, **size), dtype=dtype, device=device.current())
 
 
-def shared(model: Transformer, how: str) -> Transformer:
+def shared(model: Transformer, how: str, group: Any = None) -> Transformer:
     if how == "tp":
-        return tensor_parallel.parallelize(model)
-    return sequence_parallel.parallelize(model, keep_gathered=how == "sp-keep")
+        return tensor_parallel.parallelize(model, group)
+    return sequence_parallel.parallelize(model, group, keep_gathered=how == "sp-keep")
 
 
 def tokens(batch: int = 2, length: int = 9, seed: int = 1) -> torch.Tensor:
     return torch.randint(VOCAB, (batch, length), generator=torch.Generator().manual_seed(seed)).to(device.current())
 
 
-def whole_gradient(param: nn.Parameter, name: str, model: Transformer) -> torch.Tensor:
+def whole_gradient(param: nn.Parameter, name: str, group: Any = None) -> torch.Tensor:
     """The gradient of a whole parameter from the ranks' parts, in the order of the model of one process."""
     grad = param.grad
     if not placement(param).sharded:
         return grad
-    parts = [torch.empty_like(grad) for _ in range(dist.get_world_size())]
-    dist.all_gather(parts, grad.contiguous())
+    parts = [torch.empty_like(grad) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(parts, grad.contiguous(), group=group)
     if "qkv" in name:  # each part holds its queries, keys and values
         return torch.cat([torch.cat([p.chunk(3)[third] for p in parts]) for third in range(3)])
     return torch.cat(parts, dim=1 if name.endswith(("output.weight", "down.weight")) else 0)
@@ -66,11 +69,92 @@ def against_one_process(name: str, changes: dict, how: str, dtype: torch.dtype) 
         expected = dict(reference.named_parameters())
         for param_name, param in model.named_parameters():
             want = expected[param_name].grad
-            have = whole_gradient(param, param_name, model)[: want.shape[0]]
+            have = whole_gradient(param, param_name)[: want.shape[0]]
             worst = max(worst, ((have - want).norm() / want.norm().clamp(min=1e-30)).item())
         for optimizer in optimizers:
             optimizer.step()
     return worst
+
+
+def beside_data_parallelism(how: str, frozen: tuple[str, ...] = ()) -> float:
+    """tp 2, dp 2: a step on two sequences, one a replica; the largest relative difference to one process.
+
+    Args:
+        how: As in `shared`.
+        frozen: Ends of the names of parameters that are not trained.
+    """
+    mesh, reference = Mesh(tp=2, dp=2), transformer("tiny_gpt")
+    for name, param in reference.named_parameters():
+        param.requires_grad_(not name.endswith(frozen))
+    tp = mesh.group("tp")
+    model = shared(copy.deepcopy(reference), how, tp)
+    wrapped, batch, mine = DistributedDataParallel(model, mesh.group("dp")), tokens(), mesh.place(dist.get_rank())["dp"]
+    total, count = whole_loss(reference(batch[:, :-1]), batch[:, 1:])
+    (total / count).backward()
+    own = batch[mine : mine + 1]
+    ours, count = tensor_parallel.loss(wrapped(own[:, :-1]), own[:, 1:], VOCAB, tp)
+    (ours / count).backward()
+    sequence_parallel.reduce_partial_gradients(model)
+    expected, worst = dict(reference.named_parameters()), 0.0
+    for name, param in model.named_parameters():
+        want = expected[name].grad
+        assert (param.grad is None) == (want is None), name
+        if want is not None:
+            have = whole_gradient(param, name, tp)[: want.shape[0]]
+            worst = max(worst, ((have - want).norm() / want.norm()).item())
+    return worst
+
+
+def gradient_of_what_enters(name: str, how: str) -> float:
+    """Of a layer's input, whole or this rank's share of the tokens: the relative difference to one process."""
+    reference = transformer(name, layers=1)
+    torch.manual_seed(1)
+    x = torch.randn(2, 8, 16, dtype=torch.float64, device=device.current())
+    weights = torch.randn_like(x)
+
+    def gradient(model: Transformer, mine: slice) -> torch.Tensor:
+        given = x[:, mine].clone().requires_grad_()
+        y = model.blocks[0](given, model.order(8, None)[0])
+        (y * weights[:, mine]).sum().backward()
+        return given.grad
+
+    share = 8 // dist.get_world_size()
+    mine = slice(None) if how == "tp" else slice(share * dist.get_rank(), share * (dist.get_rank() + 1))
+    want = gradient(reference, slice(None))[:, mine]
+    return ((gradient(shared(copy.deepcopy(reference), how), mine) - want).norm() / want.norm()).item()
+
+
+def all_reduce_beside_weight_gradients(how: str, algorithm: str) -> list[bool]:
+    """For each product that makes weights' gradients: did what travels for the input's gradient arrive meanwhile?
+
+    The product is held up until it has, for five seconds at most; if the messages only left afterwards, they never do.
+    """
+    home = tensor_parallel.linear if how == "tp" else sequence_parallel.convert
+    call = "all_reduce" if how == "tp" else "reduce_scatter"
+    handles, arrived = [], []
+    send, product = getattr(collectives, call), home.weight_gradients
+
+    def sent(*args: Any, **more: Any) -> Any:
+        handle = send(*args, **more)
+        if handle is not None:
+            handles.append(handle)
+        return handle
+
+    def held_up(*args: Any) -> Any:
+        until = time.monotonic() + 5
+        while handles and not handles[-1].is_completed() and time.monotonic() < until:
+            time.sleep(0.001)
+        arrived.append(bool(handles) and handles.pop().is_completed())
+        return product(*args)
+
+    setattr(collectives, call, sent)
+    home.weight_gradients = held_up
+    try:
+        layer_events("tiny_gpt", how, algorithm, 1)
+    finally:
+        setattr(collectives, call, send)
+        home.weight_gradients = product
+    return arrived
 
 
 def layer_events(name: str, how: str, algorithm: str, layers: int) -> None:

@@ -39,6 +39,27 @@ def test_three_steps_in_fp32(how):
     assert max(labkit.run(programs.against_one_process, "tiny_gpt", {}, how, torch.float32, ranks=4).values) <= 1e-5
 
 
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("how", ["tp", "sp", "sp-keep"])
+def test_the_gradient_of_what_enters_a_layer(how, ranks):
+    for name in ("tiny_gpt", "tiny_llama"):
+        assert max(labkit.run(programs.gradient_of_what_enters, name, how, ranks=ranks).values) <= 1e-10
+
+
+@pytest.mark.parametrize("frozen", [(), ("qkv.weight", "up.bias", "norm.weight"), ("embedding.weight", "down.weight")])
+@pytest.mark.parametrize("how", ["tp", "sp"])
+def test_in_a_mesh_beside_data_parallelism(how, frozen):
+    """Sub-groups on both axes, and parameters that are not trained."""
+    assert max(labkit.run(programs.beside_data_parallelism, how, frozen, ranks=4).values) <= 1e-10
+
+
+@pytest.mark.parametrize(("how", "algorithm"), [("tp", "ring"), ("tp", "native"), ("sp", "ring")])
+def test_the_input_gradient_travels_beside_the_weights_product(how, algorithm):
+    """Two parts of a layer and the head: whatever they send for the input has arrived before the product is made."""
+    for arrived in labkit.run(programs.all_reduce_beside_weight_gradients, how, algorithm, ranks=2).values:
+        assert arrived == [True] * 3
+
+
 @pytest.mark.parametrize("name", ["tiny_gpt", "tiny_llama"])
 def test_collectives_of_a_layer(name):
     """A layer more: TP 4 all-reduces; TP + SP 4 gathers and 4 reduce-scatters, and 2 inputs gathered again."""

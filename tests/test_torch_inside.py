@@ -125,6 +125,37 @@ def test_asynchronous_operations_end_when_they_are_done_not_when_somebody_waits(
     assert event.end - event.start < 0.3
 
 
+def test_every_asynchronous_operation_of_torch():
+    """Gloo's reduce-scatter returns a handle without a future."""
+
+    def all_of_them():
+        import torch
+        import torch.distributed as dist
+
+        one, both = torch.ones(2), torch.ones(4)
+        parts = [torch.zeros(2), torch.zeros(2)]
+        calls = [
+            (lambda: dist.all_reduce(one, async_op=True), one),
+            (lambda: dist.broadcast(one, 1, async_op=True), one),
+            (lambda: dist.reduce(one, 1, async_op=True), one),
+            (lambda: dist.all_gather_into_tensor(both, torch.full((2,), 3.0), async_op=True), both),
+            (lambda: dist.reduce_scatter_tensor(one, torch.full((4,), 4.0), async_op=True), one),
+            (lambda: dist.all_to_all_single(both, torch.full((4,), 5.0), async_op=True), both),
+            (lambda: dist.all_gather(parts, torch.full((2,), 6.0), async_op=True), parts[1]),
+            (lambda: dist.reduce_scatter(one, [torch.full((2,), 7.0)] * 2, async_op=True), one),
+        ]
+        seen = []
+        for call, filled in calls:
+            call().wait()
+            seen.append(filled[0].item())
+        dist.barrier(async_op=True).wait()
+        return seen
+
+    run = labkit.run(all_of_them, ranks=2)
+    assert run.values[1] == [2, 2, 4, 3, 8, 5, 6, 14]
+    assert len(run.trace.of(0)) == 9
+
+
 def test_labels_spans_and_parents():
     def labelled():
         import torch

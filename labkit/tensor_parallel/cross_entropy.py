@@ -1,4 +1,4 @@
-"""The loss of logits that no rank has all of: four numbers a token travel, not V."""
+"""The loss of logits that no rank has all of: three numbers a token travel, not V."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def vocab_parallel_cross_entropy(
     """−log softmax(logits)[target] of each token, where each rank holds the logits of its own words.
 
     With m the largest logit of all words and Z = Σ exp(zᵢ − m), the loss is log Z − (z_target − m). The ranks agree on
-    m, then add up Z, z_target (which one of them knows) and Σz (for smoothing): two all-reduces of a few numbers a
+    m, then add up Z, z_target (which one of them knows) and, for smoothing, Σz: two all-reduces of a few numbers a
     token, where gathering the logits would move V.
 
     Args:
@@ -60,12 +60,14 @@ class _CrossEntropy(torch.autograd.Function):
         here = counted & (local >= 0) & (local < real)
         local = local.masked_fill(~here, 0)
         of_target = z.gather(-1, local.unsqueeze(-1)).squeeze(-1).masked_fill(~here, 0.0)
-        of_all = z[..., :real].sum(-1) if smoothing else torch.zeros_like(most)
+        of_all = [z[..., :real].sum(-1)] if smoothing else []
         z.exp_()
-        sums = torch.stack([z.sum(-1), of_target, of_all])  # (3, …)
+        sums = torch.stack([z.sum(-1), of_target, *of_all])  # (2 or 3, …)
         collectives.all_reduce(sums, group=group)
-        total, of_target, of_all = sums
-        loss = total.log() - (1 - smoothing) * of_target - smoothing * of_all / vocab
+        total, of_target, *of_all = sums
+        loss = total.log() - (1 - smoothing) * of_target
+        if smoothing:
+            loss -= smoothing / vocab * of_all[0]
         z /= total.unsqueeze(-1)  # now the probabilities
         ctx.save_for_backward(z, local, here, counted)
         ctx.real, ctx.smoothing, ctx.vocab, ctx.dtype = real, smoothing, vocab, logits.dtype

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -152,7 +153,8 @@ class RecordingGroup(dist.ProcessGroup):
             self.journal.finished(entry)
         if getattr(options, "asyncOp", False) and not on_cuda:
             # The moment it is done, not the moment somebody waits: overlap is what the pictures are about.
-            work.get_future().add_done_callback(lambda _: self.journal.finished(entry))
+            with suppress(RuntimeError):  # gloo's reduce-scatter has no future: then the wait tells
+                work.get_future().add_done_callback(lambda _: self.journal.finished(entry))
         return RecordedWork(self, work, entry)
 
     def send(self, tensors: list[torch.Tensor], dst: int, tag: int) -> RecordedWork:

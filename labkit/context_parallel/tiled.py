@@ -30,21 +30,25 @@ def tiled_attention(
     Raises:
         TypeError, ValueError: Shapes that do not fit together, or a tile below 1.
 
-    Source: Dao et al. 2022, "FlashAttention: Fast and Memory-Efficient Exact Attention with IO-Awareness".
+    Source: Dao et al. 2022, "FlashAttention: Fast and Memory-Efficient Exact Attention with IO-Awareness", algorithms
+    1 and 4.
+
+    >>> q = k = v = torch.randn(1, 2, 8, 4)
+    >>> whole = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+    >>> torch.allclose(tiled_attention(q, k, v, tile=3), whole, atol=1e-6)
+    True
     """
-    check(q, k, v, causal)
-    if isinstance(tile, bool) or not isinstance(tile, int) or tile < 1:
-        raise ValueError(f"tile={tile!r}: expected a whole number, at least 1")
+    check(q, k, v, causal, tile)
     return _Tiled.apply(q, k, v, causal, tile)
 
 
 class _Tiled(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, tile: int) -> torch.Tensor:
-        at = torch.arange(q.shape[2], device=q.device) if causal else None
-        out, log_sum = attend(*grouped(q, k, v), q.shape[-1] ** -0.5, at, at, tile)
+        ctx.places = [range(q.shape[2])], [range(k.shape[2])]
+        out, log_sum = attend(*grouped(q, k, v), q.shape[-1] ** -0.5, *ctx.places, tile, causal)
         ctx.save_for_backward(q, k, v, narrow := out.flatten(1, 2).to(q.dtype), log_sum)
-        ctx.at, ctx.tile = at, tile
+        ctx.tile, ctx.causal = tile, causal
         return narrow
 
     @staticmethod
@@ -55,7 +59,7 @@ class _Tiled(torch.autograd.Function):
         wide_grad, wide_out = as_grouped(grad, k), as_grouped(out, k)
         delta = (wide_grad * wide_out).sum(-1, keepdim=True)
         grads = attend_backward(
-            wide_q, wide_k, wide_v, wide_grad, log_sum, delta, q.shape[-1] ** -0.5, ctx.at, ctx.at, ctx.tile
+            wide_q, wide_k, wide_v, wide_grad, log_sum, delta, q.shape[-1] ** -0.5, *ctx.places, ctx.tile, ctx.causal
         )
         return *(g.flatten(1, 2).to(q.dtype) for g in grads), None, None
 
@@ -69,10 +73,10 @@ def as_grouped(x: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
     return x.unflatten(1, (k.shape[1], -1)).to(torch.promote_types(x.dtype, torch.float32))
 
 
-def check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> None:
+def check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, tile: int) -> None:
     """
     Raises:
-        TypeError, ValueError: The three do not fit together.
+        TypeError, ValueError: The three do not fit together, or the tile is no whole number from 1.
     """
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, torch.Tensor) or x.dim() != 4 or not x.is_floating_point():
@@ -83,3 +87,5 @@ def check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> No
                          "like v, and key heads that divide q's heads")  # fmt: skip
     if causal and q.shape[2] != k.shape[2]:
         raise ValueError(f"causal with {q.shape[2]} queries and {k.shape[2]} keys: expected as many")
+    if isinstance(tile, bool) or not isinstance(tile, int) or tile < 1:
+        raise ValueError(f"tile={tile!r}: expected a whole number, at least 1")

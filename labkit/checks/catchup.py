@@ -85,10 +85,24 @@ def _only_these_differ(before: str, after: str, names: list[str]) -> bool:
 
 
 def _is_stub(node: ast.FunctionDef) -> bool:
-    """Whether a function does nothing but say that it is not written."""
-    *before, last = node.body
-    only_says = all(isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant) for n in before)
-    return only_says and isinstance(last, ast.Raise) and "NotImplementedError" in ast.unparse(last)
+    """Whether a function does nothing but say that it is not written; or is a frame of such functions and classes."""
+    match _but_notes(node):
+        case [last]:
+            return isinstance(last, ast.Raise) and "NotImplementedError" in ast.unparse(last)
+        case [*frame, last]:
+            return isinstance(last, ast.Return) and all(map(_is_unwritten, frame))
+    return False
+
+
+def _is_unwritten(node: ast.stmt) -> bool:
+    """A stub in a frame, or a class of stubs."""
+    if isinstance(node, ast.ClassDef):
+        return bool(bodies := _but_notes(node)) and all(map(_is_unwritten, bodies))
+    return isinstance(node, ast.FunctionDef) and _is_stub(node)
+
+
+def _but_notes(node: ast.FunctionDef | ast.ClassDef) -> list[ast.stmt]:
+    return [n for n in node.body if not (isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant))]
 
 
 def _filled(source: str, stubs: list[ast.FunctionDef]) -> str:

@@ -138,9 +138,13 @@ def _hushed() -> Iterator[None]:
 
 
 def _failed(case: Case, failure: labkit.RunFailed) -> Outcome:
-    """A stub on every rank, before any message, is no attempt; on some of them, or later, it is a crash."""
+    """A stub on every rank, before any message, is no attempt; on some of them, or later, it is a crash.
+
+    Of a frame with several bodies some may be written already: it is no attempt as long as one is not.
+    """
     is_stub = getattr(failure.__cause__, "is_stub", False) and len(failure.ranks) == case.ranks
-    kind = "not_attempted" if is_stub and not _communicates(failure.trace) else "crashed"
+    in_frame = getattr(failure.__cause__, "in_frame", False)
+    kind = "not_attempted" if in_frame or (is_stub and not _communicates(failure.trace)) else "crashed"
     why = type(failure.__cause__).__name__ if failure.__cause__ else ""  # who noticed first that ranks differ is chance
     return Outcome(kind, case, why, failure=failure)
 

@@ -10,9 +10,9 @@ import sys
 import tracemalloc
 import weakref
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import numpy as np
@@ -58,20 +58,29 @@ def attempt(exercise: Exercise, fn: Callable[..., Any], case: Case) -> Tried:
     borrowing = Borrowing(is_ours(fn), ALGORITHMS if exercise.theirs is None else exercise.theirs)
     tried = Tried()
 
-    @functools.wraps(fn)
-    def metered(*args: Any, **kwargs: Any) -> Any:
-        with arrivals, meter, borrowing:
-            made = fn(*args, **kwargs)
-        tried.returned = made is not None
-        return made
+    def observed(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def metered(*args: Any, **kwargs: Any) -> Any:
+            with arrivals, meter, borrowing:
+                made = function(*args, **kwargs)
+            tried.returned |= made is not None
+            return _functions_in(made, observed)
+
+        return metered
 
     try:
-        tried.value = exercise.call(metered, case)
+        tried.value = exercise.call(observed(fn), case)
     except NotImplementedError as error:
         error.is_stub = _is_a_stub(error, fn)  # type: ignore[attr-defined]  # it travels with the exception
+        error.in_frame = _raised_in(error) in _nested(fn)  # type: ignore[attr-defined]
         raise
     tried.peak, tried.borrowed, tried.hasty = meter.peak, borrowing.name, arrivals.told
     return tried
+
+
+def watching(fn: Callable[..., Any]) -> AbstractContextManager[Any]:
+    """What is called inside is the learner's too, though not called by `fn`: functions that it returned, a backward."""
+    return getattr(fn, "borrowing", nullcontext())
 
 
 def is_large(limit: int | None) -> bool:
@@ -79,12 +88,38 @@ def is_large(limit: int | None) -> bool:
     return limit is not None and limit >= LARGE
 
 
+def _functions_in(made: Any, observed: Callable[[Any], Any]) -> Any:
+    """What a function returned; functions, also in a tuple, are the learner's too, and are observed when called."""
+    if type(made) in (tuple, list) and any(map(_is_a_function, made)):
+        return type(made)(observed(f) if _is_a_function(f) else f for f in made)
+    return observed(made) if _is_a_function(made) else made
+
+
+def _is_a_function(value: Any) -> bool:
+    return callable(value) and not isinstance(value, type)
+
+
 def _is_a_stub(error: BaseException, fn: Callable[..., Any]) -> bool:
-    """Whether the function itself says that it is not written yet, and not some operation of torch."""
+    """Whether the function itself, or a body in the frame that it is, says that it is not written yet."""
+    raised = _raised_in(error)
+    return raised is not None and (raised is getattr(inspect.unwrap(fn), "__code__", None) or raised in _nested(fn))
+
+
+def _raised_in(error: BaseException) -> CodeType | None:
     frame = error.__traceback__
     while frame is not None and frame.tb_next is not None:
         frame = frame.tb_next
-    return frame is not None and frame.tb_frame.f_code is getattr(inspect.unwrap(fn), "__code__", None)
+    return frame.tb_frame.f_code if frame is not None else None
+
+
+def _nested(fn: Any) -> list[CodeType]:
+    """The code of the functions and classes that a function holds."""
+    found, left = [], [getattr(inspect.unwrap(fn), "__code__", None)]
+    while left:
+        inner = [code for code in getattr(left.pop(), "co_consts", ()) if isinstance(code, CodeType)]
+        found += inner
+        left += inner
+    return found
 
 
 def brought(case: Case, rank: int) -> torch.Tensor:

@@ -28,6 +28,15 @@ DATA_PARALLEL = frozenset(
     + [spec.origin for name in ("distributed", "data_parallel")
        if (spec := importlib.util.find_spec(f"torch.nn.parallel.{name}")) and spec.origin]
 )  # fmt: skip
+#: Files of f and g, and of what is like them.
+F_AND_G = frozenset(str(PACKAGE / room / "functions.py") for room in ("tensor_parallel", "sequence_parallel"))
+#: Files in which a layer, or a loss, is shared by ranks.
+SHARED_LAYERS = frozenset(
+    [str(PACKAGE / "tensor_parallel" / f"{name}.py") for name in ("convert", "cross_entropy", "embedding", "linear")]
+    + [str(PACKAGE / "sequence_parallel" / "convert.py")]
+    + [str(Path(spec.origin).parent / "distributed" / "tensor" / "parallel" / f"{name}.py")
+       for name in ("api", "loss", "style") if (spec := importlib.util.find_spec("torch")) and spec.origin]
+)  # fmt: skip
 #: Methods of a backend that move data. The process group that records, in `labkit.world`, is the one to call them.
 METHODS = {
     "_allgather_base", "_reduce_scatter_base", "all_gather_single", "all_to_all_single", "allgather", "allreduce",

@@ -66,6 +66,7 @@ def attempt(exercise: Exercise, fn: Callable[..., Any], case: Case) -> Tried:
             tried.returned |= made is not None
             return _functions_in(made, observed)
 
+        metered.borrowing = borrowing  # type: ignore[attr-defined]  # see `watching`
         return metered
 
     try:

@@ -45,10 +45,10 @@ def tiled_attention(
 class _Tiled(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, tile: int) -> torch.Tensor:
-        ctx.places = [range(q.shape[2])], [range(k.shape[2])]
-        out, log_sum = attend(*grouped(q, k, v), q.shape[-1] ** -0.5, *ctx.places, tile, causal)
+        q_at, k_at = [range(q.shape[2])], [range(k.shape[2])]
+        out, log_sum = attend(*grouped(q, k, v), q.shape[-1] ** -0.5, q_at, k_at, tile, causal)
         ctx.save_for_backward(q, k, v, narrow := out.flatten(1, 2).to(q.dtype), log_sum)
-        ctx.tile, ctx.causal = tile, causal
+        ctx.q_at, ctx.k_at, ctx.tile, ctx.causal = q_at, k_at, tile, causal
         return narrow
 
     @staticmethod
@@ -59,8 +59,9 @@ class _Tiled(torch.autograd.Function):
         wide_grad, wide_out = as_grouped(grad, k), as_grouped(out, k)
         delta = (wide_grad * wide_out).sum(-1, keepdim=True)
         grads = attend_backward(
-            wide_q, wide_k, wide_v, wide_grad, log_sum, delta, q.shape[-1] ** -0.5, *ctx.places, ctx.tile, ctx.causal
-        )
+            wide_q, wide_k, wide_v, wide_grad, log_sum, delta, q.shape[-1] ** -0.5, ctx.q_at, ctx.k_at, ctx.tile,
+            ctx.causal,
+        )  # fmt: skip
         return *(g.flatten(1, 2).to(q.dtype) for g in grads), None, None
 
 

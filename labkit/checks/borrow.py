@@ -51,7 +51,7 @@ def is_ours(fn: Callable[..., Any]) -> bool:
 
 
 class Borrowing:
-    """``with Borrowing(ours) as seen: …``: afterwards `seen.name` is the first such call, or ``None``.
+    """``with Borrowing(ours) as seen: …``: afterwards `seen.name` is the first such call, or ``None``. May be nested.
 
     Args:
         ours: The function is one of ours, and may call another.
@@ -61,14 +61,15 @@ class Borrowing:
     def __init__(self, ours: bool, theirs: frozenset[str] = ALGORITHMS) -> None:
         self.ours, self.theirs = ours, theirs
         self.name: str | None = None
+        self._before: list[Any] = []
 
     def __enter__(self) -> Borrowing:
-        self._before = sys.getprofile()
+        self._before.append(sys.getprofile())
         sys.setprofile(self._see)
         return self
 
     def __exit__(self, *exc: object) -> None:
-        sys.setprofile(self._before)
+        sys.setprofile(self._before.pop())
 
     def _see(self, frame: FrameType, event: str, arg: Any) -> None:
         code = frame.f_code

@@ -107,7 +107,7 @@ def _said(grids: Mapping[str, Grid], step: int) -> str:
     told = []
     for name, grid in grids.items():
         if grid.ranks == 1 and step in grid.steps:
-            row, column = next(cell for cell, (_, when) in grid.cells.items() if when == step)
+            row, column = grid.at(step)
             words = say("tiles.said_tile", n=step, all=len(grid.cells), queries=span(grid.rows[row]),
                         keys=span(grid.columns[column]))  # fmt: skip
             told.append(_named(name, words))

@@ -52,6 +52,10 @@ class Grid:
         """The steps in which somebody computed a tile."""
         return sorted({step for _, step in self.cells.values()})
 
+    def at(self, step: int | None) -> Cell:
+        """The first tile of a step; on one rank the only one."""
+        return next(cell for cell, (_, when) in self.cells.items() if when == step)
+
     @cached_property
     def row_owners(self) -> list[int | None]:
         """The rank that computed each row; its queries stay with it."""

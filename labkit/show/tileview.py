@@ -15,7 +15,7 @@ LINE = 17  #: between lines of text
 TAB = 20  #: the strip that names the rank of a row or column
 PITCH = 26  #: between two ranks' bars
 GAP = 28  #: between panels
-MOST = 52  #: height and width of a tile, at most
+MOST = 44  #: height and width of a tile, at most
 TALL = 420  #: of a matrix, at most, unless the numbers need more
 
 
@@ -33,10 +33,10 @@ class View:
         self.ranks = next(iter(grids.values())).ranks
         self.size = 13 if self.wide else 12
         self.name = 22 if any(grids) else 0  # height of a panel's name
-        self.edge = 8 + max(text_width(str(at.start), 12) for g in grids.values() for at in g.rows)
+        self.edge = 11 + max(text_width(str(at.start), 12) for g in grids.values() for at in g.rows)
         self.left = self.edge if self.ranks == 1 else TAB + 4
         self.right = 10 + text_width(say("tiles.head_rows"), 12) if self.ranks == 1 else 0.0
-        self.head = self.name + 18 + (18 if self.ranks == 1 else TAB + 6)
+        self.head = self.name + 18 + (20 if self.ranks == 1 else TAB + 6)
         self.most = max(max(grid.counts()) for grid in grids.values())
         self.across = 2 if self.wide and len(grids) > 1 else 1
         if self.across == 2 and self._panel_width > self._room:
@@ -66,7 +66,7 @@ class View:
         """Of a matrix: what there is room for, at least what the numbers need."""
         tiles = max(max(len(g.rows), len(g.columns)) for g in self.grids.values())
         widest = max(text_width(str(step), 12) for g in self.grids.values() for step in g.steps)
-        return max(tiles * max(18, widest + 6), min(self._room - self.left - self.right, TALL, tiles * MOST))
+        return max(tiles * max(16.5, widest + 6), min(self._room - self.left - self.right, TALL, tiles * MOST))
 
     @property
     def _panel_width(self) -> float:
@@ -100,6 +100,8 @@ class View:
         yield from self._edges(grid, left, top) if self.ranks == 1 else self._tabs(grid, left, top)
         for row in range(len(grid.rows)):
             yield from self._row(name, row, left, top, step)
+        if self.ranks == 1 and step in grid.steps:
+            yield self._taken(grid, left, top, step)
         right, down, _ = self._aside
         if self.ranks > 1:
             yield from self._bars(grid, x + right, y + down, step)
@@ -112,13 +114,13 @@ class View:
         parts, free = [], 0.0
         for n, at in enumerate(grid.columns):
             if wide * n >= free:
-                parts.append(text(left + wide * n, top - 5, str(at.start), 12, None, "lk-soft"))
+                parts.append(text(left + wide * n, top - 8, str(at.start), 12, None, "lk-soft"))
                 free = wide * n + text_width(str(at.start), 12) + 6
         right = left + self._side + 8
-        parts.append(text(right, top - 5, say("tiles.head_rows"), 12, None, "lk-soft"))
+        parts.append(text(right, top - 8, say("tiles.head_rows"), 12, None, "lk-soft"))
         for n, at in enumerate(grid.rows):
             y, made = top + high * (n + 0.5) + 4.3, sum(row == n for row, _ in grid.cells)
-            parts += [text(left - 6, y, str(at.start), 12, "end", "lk-soft"), text(right, y, str(made), self.size)]
+            parts += [text(left - 8, y, str(at.start), 12, "end", "lk-soft"), text(right, y, str(made), self.size)]
         yield el("g", *parts)
 
     def _tabs(self, grid: Grid, left: float, top: float) -> Iterator[str]:
@@ -143,6 +145,14 @@ class View:
         cells = [self._cell(name, row, column, look, left, top) for column, look in enumerate(looks)]
         yield from cells if "now" in looks or len({"done", "yet"} & set(looks)) > 1 else ["".join(cells)]
 
+    def _taken(self, grid: Grid, left: float, top: float, step: int | None) -> str:
+        """The queries and keys that are in fast memory with the tile, at the matrix's edges."""
+        row, column = grid.at(step)
+        high, wide = self._side / len(grid.rows), self._side / len(grid.columns)
+        x, y = left + wide * column, top + high * row
+        return el("g", el("line", x1=left - 2, y1=y + 1, x2=left - 2, y2=y + high - 1),
+                  el("line", x1=x + 1, y1=top - 2, x2=x + wide - 1, y2=top - 2), class_="lk-taken")  # fmt: skip
+
     def _look(self, grid: Grid, row: int, column: int, step: int | None) -> str:
         if (row, column) not in grid.cells:
             return "out"
@@ -157,7 +167,7 @@ class View:
             x, y = left + wide * column, top + high * row
             rank, when = grid.cells.get((row, column), (0, 0))
             box = el("rect", x=x + 1, y=y + 1, width=wide - 2, height=high - 2, rx=2,
-                     class_={"out": "lk-none", "yet": "lk-yet"}.get(look))  # fmt: skip
+                     class_={"out": "lk-out", "yet": "lk-yet"}.get(look))  # fmt: skip
             if look in ("done", "now"):
                 number = text(x + wide / 2, y + high / 2 + 4.3, str(when), 12, "middle", "lk-in lk-value")
                 box = el("g", box, number, class_=f"{own(rank)} lk-now" if look == "now" else own(rank))
@@ -193,7 +203,8 @@ class View:
     def _lines(self, grid: Grid, step: int | None) -> list[str]:
         """What stands under or beside a matrix."""
         left = say("tiles.left", n=len(grid.left_out), all=len(grid.rows) * len(grid.columns))
-        told = [left, *(self._fast(grid, step) if self.ranks == 1 else self._slowest(grid, step))]
+        told = [left] if grid.left_out else []
+        told += (self._fast(grid, step) if self.ranks == 1 else self._slowest(grid, step)
         return [line for words in told for line in wrap(words, self._aside[2], self.size)]
 
     def _slowest(self, grid: Grid, step: int | None) -> Iterator[str]:
@@ -205,15 +216,17 @@ class View:
     def _fast(self, grid: Grid, step: int | None) -> Iterator[str]:
         """What is in fast memory."""
         whole = "×".join(map(str, grid.size))
-        if step is None:
+        if step not in grid.steps:
             largest = "×".join(str(max(map(len, side))) for side in (grid.rows, grid.columns))
             yield count("tiles.computed", len(grid.cells))
-            yield say("tiles.fast_all", tile=largest, whole=whole)
+            yield from (say("tiles.fast"), say("tiles.fast_scores", tile=largest, whole=whole))
             return
-        row, column = next(cell for cell, (_, when) in grid.cells.items() if when == step)
+        row, column = grid.at(step)
         rows, columns = grid.rows[row], grid.columns[column]
         yield say("tiles.now", n=step, all=len(grid.cells))
-        yield say("tiles.fast", queries=span(rows), keys=span(columns), tile=f"{len(rows)}×{len(columns)}", whole=whole)
+        yield from (say("tiles.fast_now"), say("tiles.fast_queries", queries=span(rows)),
+                    say("tiles.fast_keys", keys=span(columns)),
+                    say("tiles.fast_scores", tile=f"{len(rows)}×{len(columns)}", whole=whole))  # fmt: skip
 
 
 def tab(x: float, y: float, width: float, height: float, rank: int) -> str:

@@ -204,7 +204,7 @@ class View:
         """What stands under or beside a matrix."""
         left = say("tiles.left", n=len(grid.left_out), all=len(grid.rows) * len(grid.columns))
         told = [left] if grid.left_out else []
-        told += (self._fast(grid, step) if self.ranks == 1 else self._slowest(grid, step)
+        told += self._fast(grid, step) if self.ranks == 1 else self._slowest(grid, step)
         return [line for words in told for line in wrap(words, self._aside[2], self.size)]
 
     def _slowest(self, grid: Grid, step: int | None) -> Iterator[str]:

@@ -20,6 +20,14 @@ NAMES = {
     "gradient_hook": "03",
     "bucketed_ddp": "03",
     "accumulation": "03",
+    "f_and_g": "04",
+    "column_then_row": "04",
+    "row_bias": "04",
+    "vocab_cross_entropy": "04",
+    "sequence_pair": "05",
+    "norm_gradients": "05",
+    "online_softmax": "05",
+    "ring_combine": "05",
 }
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import labkit
 from labkit import collectives
+from labkit.collectives.choose import choose
 from labkit.collectives.reduction import Reduction
 
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -245,11 +246,21 @@ def test_a_leaf_with_a_gradient_is_reduced_outside_of_autograd():
     assert labkit.run(programs.gradient_inside, ranks=2).values == [[2.0] * 6] * 2
 
 
+def test_what_none_chooses_by_size():
+    """On gloo one round of many messages while they are small, a ring where there is much to add up or to cut."""
+    small, large = 2**20, 2**26
+    assert [choose("reduce_scatter", None, "gloo", nbytes=n) for n in (small, large)] == ["mesh", "ring"]
+    assert [choose("all_gather", None, "gloo", nbytes=n) for n in (small, large)] == ["mesh", "mesh"]
+    assert choose("all_gather", None, "gloo", nbytes=small, segments=2) == "ring"
+    assert choose("all_gather", None, "gloo", nbytes=small, paced=True) == "ring"
+    assert choose("reduce_scatter", None, "nccl", nbytes=small) == choose("all_reduce", None, "gloo") == "native"
+
+
 def test_what_none_chooses():
     """gloo's own all-reduce, but a running mean for fp16; `using` where the operation has it, else as before."""
     run = labkit.run(programs.who_counts, 2.0, ranks=3)
     names = [e.name for e in run.trace.of(0) if e.kind == "collective" or e.kind == "span"]
-    assert names == ["all_reduce", "all_reduce ring", "all_reduce tree", "reduce_scatter ring"]
+    assert names == ["all_reduce", "all_reduce ring", "all_reduce tree", "reduce_scatter mesh"]
 
 
 def test_what_is_refused_says_what_to_do():

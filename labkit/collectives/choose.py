@@ -24,8 +24,10 @@ ALGORITHMS = {
 }
 EVERY = tuple(dict.fromkeys(name for names in ALGORITHMS.values() for name in names))
 
-#: Where the ring in Python beats gloo's own: 0.4 of its time for 64 MiB and 4 ranks (`labkit bench collectives`).
-RING_BEATS_GLOO = ("reduce_scatter", "all_gather")
+#: Where messages from Python beat gloo's own, and the bytes up to which a mesh, which needs one round, beats the N−1
+#: rounds of a ring. Beyond, the mesh's N−1 buffers cost more than its rounds save; an all-gather needs none. For 64 MiB
+#: and 4 ranks both take 0.3 to 0.4 of gloo's time (`labkit bench collectives`).
+BEATS_GLOO = {"reduce_scatter": 16 * 2**20, "all_gather": 2**63}
 #: What gloo itself can move.
 GLOO_TYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int8,
               torch.uint8, torch.bool)  # fmt: skip
@@ -67,8 +69,8 @@ def again(algorithm: str | None) -> AbstractContextManager[None]:
 
 
 def choose(
-    operation: str, algorithm: str | None, backend: str, *, cuda: bool = False, paced: bool = False,
-    exact_half: bool = False, dtype: torch.dtype = torch.float32,
+    operation: str, algorithm: str | None, backend: str, *, nbytes: int = 0, segments: int = 1, cuda: bool = False,
+    paced: bool = False, exact_half: bool = False, dtype: torch.dtype = torch.float32,
 ) -> str:  # fmt: skip
     """The algorithm of one call.
 
@@ -76,6 +78,8 @@ def choose(
         operation: Such as ``"all_reduce"``.
         algorithm: What the call named, or ``None``.
         backend: ``"gloo"`` or ``"nccl"``.
+        nbytes: Of the whole tensor.
+        segments: Messages a chunk; more than one asks for a ring.
         cuda: Whether the tensors are on a GPU.
         paced: Whether time is stretched (`labkit.pace`), which it can be for messages only.
         exact_half: A running mean is needed: torch's own average of 16-bit floats overflows or underflows.
@@ -84,7 +88,7 @@ def choose(
     Raises:
         ValueError: The operation has no such algorithm.
 
-    >>> choose("all_reduce", None, "nccl"), choose("reduce_scatter", None, "gloo")
+    >>> choose("all_reduce", None, "nccl"), choose("reduce_scatter", None, "gloo", nbytes=2**30)
     ('native', 'ring')
     """
     own = ALGORITHMS[operation]
@@ -98,7 +102,9 @@ def choose(
         return own[1]
     if backend == "nccl":
         return "native"
-    if operation in RING_BEATS_GLOO or dtype not in GLOO_TYPES or (cuda and operation not in GLOO_ON_CUDA):
+    if segments == 1 and nbytes <= BEATS_GLOO.get(operation, -1):
+        return "mesh"
+    if operation in BEATS_GLOO or dtype not in GLOO_TYPES or (cuda and operation not in GLOO_ON_CUDA):
         return own[1]
     return "native"
 

@@ -99,7 +99,7 @@ def reduce_scatter(
     check.whole_and_part(("input", whole), ("output", part), dist.get_world_size(group))
     check.segments(segments, algorithm)
     reduction = Reduction(op, whole.dtype)
-    chosen = _choose("reduce_scatter", algorithm, group, whole, reduction)
+    chosen = _choose("reduce_scatter", algorithm, group, whole, reduction, segments)
     if chosen == "native":
         flat = _flat(whole)
         return native.on_contiguous(
@@ -137,7 +137,7 @@ def all_gather(
     whole, part = check.tensor("output", output), check.tensor("input", input, written=False)
     check.whole_and_part(("output", whole), ("input", part), dist.get_world_size(group))
     check.segments(segments, algorithm)
-    chosen = _choose("all_gather", algorithm, group, whole)
+    chosen = _choose("all_gather", algorithm, group, whole, segments=segments)
     if chosen == "native":
         mine = _flat(part)
         return native.on_contiguous([whole], lambda w: native.all_gather(w.view(-1), mine, group, async_op))
@@ -319,12 +319,13 @@ def barrier(group: Group = None, algorithm: str | None = None, async_op: bool = 
 
 
 def _choose(
-    operation: str, algorithm: str | None, group: Group, tensor: torch.Tensor, reduction: Reduction | None = None
-) -> str:
+    operation: str, algorithm: str | None, group: Group, tensor: torch.Tensor, reduction: Reduction | None = None,
+    segments: int = 1,
+) -> str:  # fmt: skip
     backend, paced = backend_of(group, tensor)
     exact_half = reduction is not None and reduction.is_running_mean
-    return choose(operation, algorithm, backend, cuda=tensor.is_cuda, paced=paced, exact_half=exact_half,
-                  dtype=tensor.dtype)  # fmt: skip
+    return choose(operation, algorithm, backend, nbytes=tensor.nbytes, segments=segments, cuda=tensor.is_cuda,
+                  paced=paced, exact_half=exact_half, dtype=tensor.dtype)  # fmt: skip
 
 
 def _start(

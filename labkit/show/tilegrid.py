@@ -122,18 +122,22 @@ def _grid(name: str, values: Any, phase: str) -> Grid:
     given = [tile for rank, tiles in enumerate(ranks) for tile in _tiles(f"{name}[{rank}]", tiles, rank, phase)]
     if not given:
         raise ValueError(f"{name} has no tile of {phase}: run attention inside count_traffic(), and return its places")
+    if len(ranks) > RANKS:
+        raise ValueError(f"{name} has {len(ranks)} ranks: expected at most {RANKS}")
     rows, columns = (_cut(name, what, [getattr(t, what) for t in given]) for what in ("rows", "columns"))
     cells: dict[Cell, tuple[int, int]] = {}
     owner: dict[int, int] = {}
     for tile, step in zip(given, _steps(name, given, len(ranks)), strict=True):
         cell = rows.index(tile.rows), columns.index(tile.columns)
-        at = f"the tile at query {tile.rows.start}, key {tile.columns.start}"
+        query, key = tile.rows.start, tile.columns.start
         if cell in cells:
-            raise ValueError(f"{name} has {at} twice: count the {phase} of one attention")
+            raise ValueError(
+                f"{name} has the tile of query {query}, key {key} twice: count the {phase} of one attention"
+            )
         if owner.setdefault(cell[0], tile.rank) != tile.rank:
             raise ValueError(
-                f"{name} has {at} on rank {tile.rank}, others of its row on rank {owner[cell[0]]}: expected queries to "
-                "stay where they are"
+                f"{name} has query {query} on ranks {owner[cell[0]]} and {tile.rank}: expected queries to stay where "
+                "they are"
             )
         cells[cell] = tile.rank, step
     return Grid(rows, columns, cells, len(ranks))
@@ -146,8 +150,6 @@ def _ranks(name: str, values: Any) -> Sequence[Any]:
     for rank, tiles in enumerate(values):
         if isinstance(tiles, str) or not isinstance(tiles, Sequence):
             raise TypeError(f"{name}[{rank}] is {type(tiles).__name__}: {HINT}")
-    if len(values) > RANKS:
-        raise ValueError(f"{name} has {len(values)} ranks: expected at most {RANKS}")
     return values
 
 

@@ -113,9 +113,10 @@ class View:
         high, wide = self._side / len(grid.rows), self._side / len(grid.columns)
         parts, free = [], 0.0
         for n, at in enumerate(grid.columns):
-            if wide * n >= free:
+            end = wide * n + text_width(str(at.start), 12)
+            if wide * n >= free and end <= self._side + 4:
                 parts.append(text(left + wide * n, top - 8, str(at.start), 12, None, "lk-soft"))
-                free = wide * n + text_width(str(at.start), 12) + 6
+                free = end + 6
         right = left + self._side + 8
         parts.append(text(right, top - 8, say("tiles.head_rows"), 12, None, "lk-soft"))
         for n, at in enumerate(grid.rows):

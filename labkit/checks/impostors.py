@@ -26,7 +26,12 @@ from labkit.show.svg import el, escape
 from labkit.show.words import say
 
 #: Chapter → the module that holds its line-up.
-LINEUPS = {"02": "labkit.checks.lineups.collectives", "03": "labkit.checks.lineups.data_parallel"}
+LINEUPS = {
+    "02": "labkit.checks.lineups.collectives",
+    "03": "labkit.checks.lineups.data_parallel",
+    "04": "labkit.checks.lineups.tensor_parallel",
+    "05": "labkit.checks.lineups.sequence_parallel",
+}
 
 
 @dataclass(frozen=True, slots=True)

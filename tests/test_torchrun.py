@@ -139,6 +139,7 @@ OTHER_WORLDS = {
     "02_collectives": "in hexadecimal, on every rank: ['1111', '1111', '1111', '1111']",
     "03_data_parallel": "ranks 0 to 3 hold the same gradients, bit for bit: True",
     "04_tensor_parallel": "",  # its first world has two ranks
+    "05_sequence_parallel": "4 tensors of 2 bytes an element, 2 of 1 byte: 10sbh",
 }
 
 

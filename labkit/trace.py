@@ -211,7 +211,12 @@ def _is_named(event: Event | None, name: str, by_index: dict[int, Event]) -> boo
 
 
 class Open:
-    """An event under way. `Recorder.finish` stamps its end; until then `end` is ``None``."""
+    """An event under way. `Recorder.finish` stamps its end; until then `end` is ``None``.
+
+    Attributes:
+        index: Its place in its rank's own order of starting.
+        fields: What its `Event` will have, by name, without times and `after`.
+    """
 
     __slots__ = ("after", "end", "fields", "index", "start")
 
@@ -270,6 +275,11 @@ class Recorder:
             entry = Open(len(self._open), now() if stamp is None else stamp, fields)
             self._open.append(entry)
         return entry
+
+    def begun(self, since: int = 0) -> list[Open]:
+        """The events that this rank has begun so far, in that order, from number `since` on; see `begun` below."""
+        with self._lock:
+            return self._open[since:]
 
     def finish(self, entry: Open | None, stamp: Any = None) -> None:
         """Stamp the end of an event, once: a later call changes nothing."""
@@ -434,6 +444,18 @@ def watch(tensor: Any, parts: int | None = None):
         RuntimeError: Inside another `watch`.
     """
     return recorder.watch(tensor, parts)
+
+
+def begun(since: int = 0) -> list[Open]:
+    """The events that this rank has begun so far, to look at them before the run is over.
+
+    Take ``len(begun())`` before a step, and ``begun(since=that)`` after it. What is still under way has ``end=None``;
+    `Open.fields` has what an `Event` will have (kind, name, nbytes, peer, parent, labels …), times aside.
+
+    Args:
+        since: So many events are left out at the beginning.
+    """
+    return recorder.begun(since)
 
 
 def branch(name: str) -> Branch:

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from labkit import collectives, sequence_parallel, tensor_parallel
 from labkit.model import Transformer, preset
-from labkit.tensor_parallel.watching import watch
+from labkit.train import watch
 from labkit.trace import recorder, span
 
 VOCAB, BATCH, LENGTH, HIDDEN = 37, 2, 8, 16

@@ -23,7 +23,7 @@ def layer(
     reduce-scatter.
 
     Args:
-        values: What the ranks return that ran the layer inside `labkit.tensor_parallel.watching.watch`, such as
+        values: What the ranks return that ran the layer inside `labkit.train.watch`, such as
             ``run.values``; or a list of `LayerStage`; or name → one of the two, to compare ("TP", "TP + SP").
         title: The finding; left out, it is derived.
         source: ``"measured"``, ``"paced"`` or ``"simulated"``.

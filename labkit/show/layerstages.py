@@ -10,7 +10,7 @@ from typing import Any
 PHASES = ("forward", "backward")
 KINDS = ("whole", "columns", "tokens", "share")
 MOST = 16  #: ranks
-HINT = "pass the values of a run whose ranks return what labkit.tensor_parallel.watching.watch gives"
+HINT = "pass the values of a run whose ranks return what labkit.train.watch gives"
 Shape = tuple[int, ...]
 
 

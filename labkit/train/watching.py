@@ -72,7 +72,7 @@ def watch(block: Block) -> Iterator[dict[str, Any]]:
     _check(block)
     seen: dict[str, Any] = {"rank": dist.get_rank(), "stages": []}
     diary = _Diary(seen["stages"], gpt=block.attention.one_projection)
-    with diary.listening(), diary.hooks(block), _regions(block, diary):
+    with diary.hooks(block), _regions(block, diary):
         yield seen
 
 
@@ -81,26 +81,8 @@ class _Diary:
 
     def __init__(self, stages: list[dict[str, Any]], gpt: bool) -> None:
         self._stages, self._gpt = stages, gpt
-        self._events: list[Open] = []
-        self._taken = 0
+        self._taken = len(recorder.begun())
         self._handles: list[Any] = []
-
-    @contextmanager
-    def listening(self) -> Iterator[None]:
-        """Inside, each event that this rank's recorder begins is noted here too."""
-        start = recorder.start
-
-        def noted(*args: Any, **more: Any) -> Open | None:
-            entry = start(*args, **more)
-            if entry is not None:
-                self._events.append(entry)
-            return entry
-
-        recorder.start = noted  # type: ignore[method-assign]
-        try:
-            yield
-        finally:
-            recorder.start = start  # type: ignore[method-assign]
 
     @contextmanager
     def hooks(self, block: Any) -> Iterator[None]:
@@ -159,7 +141,8 @@ class _Diary:
 
     def _calls(self) -> list[dict[str, Any]]:
         """The collectives since the last look, each with what was sent inside; messages outside them as one."""
-        events, self._taken = self._events[self._taken :], len(self._events)
+        events = recorder.begun(self._taken)
+        self._taken += len(events)
         within: dict[int, int | None] = {}  # event → the outermost collective around it
         for e in events:
             around = within.get(e.fields["parent"])

@@ -11,8 +11,8 @@ from torch.nn import functional as F
 
 from labkit import collectives, sequence_parallel, tensor_parallel
 from labkit.model import Transformer, preset
-from labkit.train import watch
 from labkit.trace import recorder, span
+from labkit.train import watch
 
 VOCAB, BATCH, LENGTH, HIDDEN = 37, 2, 8, 16
 

@@ -154,6 +154,15 @@ def gathers_all_keys(q: T, k: T, v: T, attend: Attend) -> T:
     return attend(q, keys.flatten(0, 1), values.flatten(0, 1))[0]
 
 
+def receives_into_its_keys(q: T, k: T, v: T, attend: Attend) -> T:
+    out, log_sum = attend(q, k, v)
+    for _ in range(dist.get_world_size() - 1):
+        k.copy_(_passed(k))
+        v.copy_(_passed(v))
+        out, log_sum = _combined(out, log_sum, *attend(q, k, v))
+    return out
+
+
 def calls_labkits(q: T, k: T, v: T, attend: Attend) -> T:
     from labkit.context_parallel import ring_attention
 
@@ -168,13 +177,19 @@ def _given(case: Case, rank: int) -> tuple[T, T, T]:
 
 
 def call(fn: Any, case: Case) -> Made:
-    made = fn(*_given(case, dist.get_rank()), attend)
-    return strange(made, (case.elements, WIDTH), say("ring_combine.it")) or [taken([("out", made)])]
+    q, k, v = _given(case, dist.get_rank())
+    made = fn(q, k, v, attend)
+    return strange(made, (case.elements, WIDTH), say("ring_combine.it")) or [_named(made, (q, k, v))]
+
+
+def _named(out: T, given: tuple[T, T, T]) -> Backward:
+    return taken([("out", out), *zip("qkv", given, strict=True)])
 
 
 def own(case: Case) -> list[Backward]:
     """What each rank's own keys and values give."""
-    return [taken([("out", attend(*(t.double() for t in _given(case, rank)))[0])]) for rank in range(case.ranks)]
+    each = [_given(case, rank) for rank in range(case.ranks)]
+    return [_named(attend(q.double(), k.double(), v.double())[0], (q, k, v)) for q, k, v in each]
 
 
 def expected(case: Case) -> list[list[Backward]]:
@@ -182,7 +197,8 @@ def expected(case: Case) -> list[list[Backward]]:
     q, k, v = (
         torch.cat(of_rank).double() for of_rank in zip(*(_given(case, r) for r in range(case.ranks)), strict=True)
     )
-    return [[taken([("out", piece)])] for piece in attend(q, k, v)[0].chunk(case.ranks)]
+    outs = attend(q, k, v)[0].chunk(case.ranks)
+    return [[_named(out, _given(case, rank))] for rank, out in enumerate(outs)]
 
 
 def budget(case: Case) -> list[Cost]:
@@ -220,6 +236,7 @@ EXERCISE = Exercise(
         Wrong(receives_first, "deadlocked", "recv"),
         Wrong(does_not_wait, "wrong", "before it had waited for it"),
         Wrong(gathers_all_keys, "borrowed", "a collective; only messages are allowed here"),
+        Wrong(receives_into_its_keys, "wrong", "rank 0, k, element 0"),
         Wrong(calls_labkits, "borrowed", "context_parallel.ring"),
     ),
     ring=True,

@@ -127,6 +127,73 @@ def test_tensor_parallel_steps(ranks, how):
         assert max(run.values) <= 1e-10
 
 
+@pytest.mark.parametrize("ranks", [1, 4], ids=["nccl", "gloo"])
+@pytest.mark.parametrize("causal", [True, False])
+def test_ring_attention(ranks, causal):
+    assert max(off for off, _ in labkit.run(programs_tensor_parallel.ring, causal, 2, 4, ranks=ranks).values) <= 1e-12
+
+
+def fused_attention():
+    """Kernels that a fused model runs in bf16, forward and backward; and how far it is from the explicit one."""
+    from torch.profiler import ProfilerActivity, profile
+
+    from labkit import device
+    from labkit.model import Transformer, loss, preset
+
+    tokens, totals, kernels = torch.arange(128, device=device.current())[None], [], []
+    for attention in ("explicit", "fused"):
+        torch.manual_seed(0)
+        config = preset("tiny_llama", hidden=256, heads=4, positions=128, attention=attention)
+        model = Transformer(config, device=device.current(), dtype=torch.bfloat16)
+        with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+            total, _ = loss(model(tokens[:, :-1]), tokens[:, 1:])
+            total.backward()
+            torch.cuda.synchronize()
+        totals.append(total.item())
+        kernels.append([event.name for event in profiled.events()])
+    return [[name for name in names if "flash" in name.lower()] for names in kernels], totals
+
+
+def test_fused_attention_is_the_flash_kernel():
+    ((explicit, fused), totals) = labkit.run(fused_attention, ranks=1).values[0]
+    assert not explicit
+    assert [name for name in fused if "bwd" in name]
+    assert [name for name in fused if "fwd" in name]
+    assert totals[0] == pytest.approx(totals[1], rel=0.01)
+
+
+def streams_of_a_wide_layer(how):
+    """(start, end) of NCCL's kernels, and of the matrix products, on one clock; and the streams of each."""
+    from torch.profiler import ProfilerActivity, profile
+
+    from labkit import device
+
+    model = programs_tensor_parallel.transformer(
+        "tiny_gpt", torch.bfloat16, layers=1, hidden=4096, heads=32, positions=2048
+    )
+    block = programs_tensor_parallel.shared(model, how).blocks[0]
+    tokens = 2048 if how == "tp" else 2048 // programs.size()
+    x = torch.randn(4, tokens, 4096, dtype=torch.bfloat16, device=device.current(), requires_grad=True)
+    block(x).sum().backward()  # NCCL begins, cuBLAS chooses
+    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+        block(x).sum().backward()
+        torch.cuda.synchronize()
+    kernels = [(e.name.lower(), e.time_range.start, e.time_range.end) for e in profiled.events()]
+    sums = [k[1:] for k in kernels if "nccl" in k[0]]
+    products = [k[1:] for k in kernels if "gemm" in k[0] or "nvjet" in k[0] or "cutlass" in k[0]]
+    return sums, products
+
+
+@pytest.mark.multi_gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+@pytest.mark.parametrize("how", ["tp", "sp"])
+def test_the_input_gradient_travels_on_a_stream_of_its_own(how):
+    """Some collective of backward and some product run at the same moment."""
+    for sums, products in labkit.run(streams_of_a_wide_layer, how, ranks=2).values:
+        together = [(a, b) for a in sums for b in products if max(a[0], b[0]) < min(a[1], b[1])]
+        assert together
+
+
 @pytest.mark.multi_gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 def test_parallel_steps_over_nccl():

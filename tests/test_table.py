@@ -68,13 +68,13 @@ def test_a_reader_never_sees_half_a_record():
     writer.start()
     try:
         seen = 0
-        for _ in range(3000):
+        for _ in range(1000):
             for o in shared.read(0):
                 seen += 1
                 assert o.signature.numel == o.number, "text and head belong together"
                 assert o.group == f"group {o.number % 7}"
             assert not shared.conflicts(operation(1, numel=1, group="group 1", sequence=10**6))
-        assert seen > 10_000
+        assert seen > 3_000
     finally:
         writer.kill()
         writer.join()

@@ -31,7 +31,9 @@ SHAPES = {"x": (), "A": (WIDTH, INNER), "a": (INNER,), "B": (INNER, WIDTH), "b":
 CUT = ("A", "a", "B")
 
 
-def column_then_row(x: Tensor, A: Tensor, a: Tensor, B: Tensor, b: Tensor) -> Tensor:
+def column_then_row(
+    x: torch.Tensor, A: torch.Tensor, a: torch.Tensor, B: torch.Tensor, b: torch.Tensor
+) -> torch.Tensor:
     t, rank = dist.get_world_size(), dist.get_rank()
     A, a, B = A.chunk(t, dim=1)[rank], a.chunk(t)[rank], B.chunk(t, dim=0)[rank]
     y = F.gelu(copy_to_group(x) @ A + a)
@@ -136,8 +138,9 @@ def call(fn: Callable[..., Tensor], case: Case) -> Made:
     z = fn(*given.values())
     if said := strange(z, (case.elements, WIDTH), say("alone.the_function")):
         return said
+    total = loss(z)
     with watching(fn):
-        loss(z).backward()
+        total.backward()
     grads = {name: t.grad for name, t in given.items()}
     with uncounted():
         grads |= {name: _of_all_ranks(given[name]) for name in CUT}

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.nn import functional as F
 
-from labkit.checks.alone import Made, in_short, strange, told, where
+from labkit.checks.alone import Made, in_short, told, where
+from labkit.checks.between import CUT, PLACES, WIDTH, Astray, One, Seen, block, leaf, same, tensors
 from labkit.checks.borrow import F_AND_G, SHARED_LAYERS
 from labkit.checks.exercise import COLLECTIVES, Case, Cost, Exercise, Wrong, nothing
 from labkit.checks.gradients import Backward, differing, taken
@@ -17,19 +17,13 @@ from labkit.checks.trial import watching
 from labkit.show.words import say
 from labkit.tensor_parallel import copy_to_group, reduce_from_group
 
-One = Callable[[torch.Tensor], torch.Tensor]
 Pair = tuple[One, One]
-WIDTH, INNER = 4, 12
-#: Which dimension of a tensor the ranks share.
-CUT = {"A": 1, "a": 0, "B": 0}
-#: Where f and g may have changed a tensor that is not theirs, in the order in which that is noted.
-PLACES = (("f", "forward"), ("g", "forward"), ("f", "backward"), ("g", "backward"))
 #: Under this name stands of each place whether something was.
 CHANGED = "changed"
 UNCHANGED: Backward = {CHANGED: [0.0] * len(PLACES)}
 
 
-def f_and_g() -> Pair:
+def f_and_g():
     def total(x):
         x = x.clone()
         dist.all_reduce(x)
@@ -57,10 +51,6 @@ def _function(forward: One, backward: One) -> One:
             return backward(grad)
 
     return Function.apply
-
-
-def same(x: torch.Tensor) -> torch.Tensor:
-    return x.view_as(x)
 
 
 def total(x: torch.Tensor) -> torch.Tensor:
@@ -153,60 +143,6 @@ def calls_labkits() -> Pair:
     return copy_to_group, reduce_from_group
 
 
-def block(tensors: dict[str, torch.Tensor], f: One, g: One) -> torch.Tensor:
-    """A layer, a norm, an MLP beside its residual connection, and a loss, ()."""
-    h = torch.tanh(tensors["x"] @ tensors["earlier"])  # (tokens, WIDTH)
-    y = F.gelu(f(F.layer_norm(h, (WIDTH,)) * tensors["norm"]) @ tensors["A"] + tensors["a"])
-    z = h + g(y @ tensors["B"]) + tensors["b"]
-    return (z - 1).square().mean()
-
-
-def tensors(case: Case, rank: int | None = None) -> dict[str, torch.Tensor]:
-    """Inputs and parameters, leaves: a rank's, or those of one process in float64."""
-    generator = torch.Generator().manual_seed(case.elements)
-    shapes = {"x": (case.elements, WIDTH), "earlier": (WIDTH, WIDTH), "norm": (WIDTH,), "A": (WIDTH, INNER),
-              "a": (INNER,), "B": (INNER, WIDTH), "b": (WIDTH,)}  # fmt: skip
-    whole = {name: torch.randn(*shape, generator=generator) for name, shape in shapes.items()}
-    return {name: leaf(t, case.ranks, rank, CUT.get(name)) for name, t in whole.items()}
-
-
-def leaf(whole: torch.Tensor, ranks: int, rank: int | None, dim: int | None) -> torch.Tensor:
-    """A rank's part along a dimension, or all of it; of one process, float64."""
-    if rank is None:
-        return whole.double().requires_grad_()
-    part = whole if dim is None else whole.chunk(ranks, dim)[rank]
-    return part.contiguous().clone().requires_grad_()
-
-
-class Astray(Exception):
-    """A function that returned something else than was expected, in words."""
-
-
-class Seen:
-    """f and g as the layer calls them, and what they change of what they are given."""
-
-    def __init__(self, f: One, g: One) -> None:
-        self.functions = {"f": f, "g": g}
-        self.before: dict[tuple[str, str], tuple[torch.Tensor, torch.Tensor]] = {}
-
-    def call(self, name: str, x: torch.Tensor) -> torch.Tensor:
-        self._note((name, "forward"), x)
-        y = self.functions[name](x)
-        if said := strange(y, tuple(x.shape), name):
-            raise Astray(said)
-        if y.requires_grad:
-            y.register_hook(lambda grad: self._note((name, "backward"), grad))
-        return y
-
-    def _note(self, place: tuple[str, str], x: torch.Tensor) -> None:
-        self.before[place] = x.detach(), x.detach().clone()
-
-    def changed(self) -> list[float]:
-        """Of each of `PLACES`, 1 if a tensor that was given there is not what it was."""
-        noted = [self.before.get(place) for place in PLACES]
-        return [0.0 if each is None or torch.equal(*each) else 1.0 for each in noted]
-
-
 def call(fn: Callable[[], Any], case: Case) -> Made:
     """Loss and gradients; and where a tensor was changed."""
     pair = fn()
@@ -214,8 +150,8 @@ def call(fn: Callable[[], Any], case: Case) -> Made:
         return say("f_and_g.returned", have=in_short(pair))
     mine, seen = tensors(case, dist.get_rank()), Seen(*pair)
     try:
+        loss = block(mine, lambda x: seen.call("f", x), lambda x: seen.call("g", x))
         with watching(fn):
-            loss = block(mine, lambda x: seen.call("f", x), lambda x: seen.call("g", x))
             loss.backward()
     except Astray as astray:
         return str(astray)
@@ -224,7 +160,7 @@ def call(fn: Callable[[], Any], case: Case) -> Made:
 
 def _named(loss: torch.Tensor, grads: Mapping[str, torch.Tensor | None]) -> Backward:
     """From the end of forward to its beginning, which is the order of backward."""
-    return taken([("loss", loss), *((f"{name}.grad", grads[name]) for name in reversed(grads))])
+    return taken([("loss", loss), *((f"{name}.grad", grads[name]) for name in list(grads)[::-1])])
 
 
 def _grads(mine: dict[str, torch.Tensor]) -> dict[str, torch.Tensor | None]:

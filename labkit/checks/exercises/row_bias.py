@@ -21,7 +21,7 @@ TOKENS, OUT = 2, 3
 HUNDRED = 1  #: `Case.more`: of two ranks, the shares of x·A are 1 and −1, and b is 100
 
 
-def row_bias(x: Tensor, A: Tensor, b: Tensor) -> Tensor:
+def row_bias(x: torch.Tensor, A: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return reduce_from_group(x @ A) + b
 
 
@@ -110,8 +110,9 @@ def call(fn: Callable[[Tensor, Tensor, Tensor], Tensor], case: Case) -> Made:
     y = fn(*mine)
     if said := strange(y, (TOKENS, OUT), say("alone.the_function")):
         return said
+    total = loss(y)
     with watching(fn):
-        loss(y).backward()
+        total.backward()
     return [_named(y, mine[2], [t.grad for t in mine])]
 
 

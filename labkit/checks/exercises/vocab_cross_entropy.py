@@ -33,7 +33,7 @@ class Situation:
 SITUATIONS = (Situation(), Situation(last=True), Situation(1000))
 
 
-def vocab_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
+def vocab_cross_entropy(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     words = logits.shape[1]
     m = logits.detach().amax(1)
     dist.all_reduce(m, op=dist.ReduceOp.MAX)
@@ -154,8 +154,9 @@ def call(fn: Callable[[Tensor, Tensor], Tensor], case: Case) -> Made:
     losses = fn(mine, target)
     if said := strange(losses, (case.elements,), say("alone.the_function")):
         return said
+    total = weighed(losses)
     with watching(fn):
-        weighed(losses).backward()
+        total.backward()
     return [_named(losses, mine.grad)]
 
 

@@ -233,7 +233,7 @@ def test_no_text_is_small_and_nothing_lies_outside_or_on_another(name):
     last = len(figure.says)
     for width in (WIDE, NARROW):
         sizes = set()
-        for frame in range(0, last, 1 if last < 40 else 9):
+        for frame in range(0, last, 1 + last // 9):
             drawing = figure.draw(width, frame)
             sizes.add((drawing.width, drawing.height))
             assert boxes.outside(drawing) == []
@@ -280,7 +280,7 @@ def test_colours_are_those_of_ranks():
 
 
 def test_pictures_are_the_same_in_every_run():
-    code = "import test_show_tiles as t; print([(n, f().to_html()) for n, f in t.PICTURES.items()])"
+    code = "import test_show_tiles as t; print([t.PICTURES[n]().to_html() for n in ('tiled', 'ring', 'three')])"
     seen = set()
     for seed in ("1", "2"):
         here = Path(__file__).parent

@@ -100,6 +100,22 @@ class Numbers(list):
         return Numbers(list.__getitem__(self, n) for n in where)
 
 
+def test_what_has_begun_can_be_read_before_the_run_is_over():
+    recorder = Recorder()
+    assert recorder.begun() == []
+    recorder.begin(0)
+    with recorder.span("step"), recorder.label(step=3):
+        before = len(recorder.begun())
+        entry = recorder.start("send", "isend", nbytes=8)
+        (seen,) = recorder.begun(before)
+        assert (seen.index, seen.end, seen.fields["kind"], seen.fields["parent"]) == (1, None, "send", 0)
+        assert (seen.fields["nbytes"], seen.fields["labels"]) == (8, {"step": 3})
+        recorder.finish(entry)
+        assert seen.end is not None
+    recorder.begun().clear()
+    assert len(recorder.begun()) == len(recorder.stop(0.0)) == 2, "what is read is a copy"
+
+
 def test_watch_keeps_what_a_tensor_held_between_one_event_and_the_next():
     recorder, t = Recorder(), Numbers([1, 2, 3, 4, 5])
     recorder.begin(0)

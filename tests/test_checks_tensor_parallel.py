@@ -243,8 +243,8 @@ def test_each_impostor_has_symptoms_of_its_own(line):
     rows = {row[0]: row[1:] for row in line.symptoms}
     everywhere = "differs on every rank"
     assert rows["A"] == ("differs on ranks 1, 2", everywhere, "1 of 3 tensors differ", "3 different", "4", "768")
-    assert rows["B"] == ("of one process", everywhere, "alike", "3 different", "4", "768")
-    assert rows["C"] == ("of one process", everywhere, "2 of 3 tensors differ", "3 different", "2", "384")
+    assert rows["B"] == ("as in one process", everywhere, "alike", "3 different", "4", "768")
+    assert rows["C"] == ("as in one process", everywhere, "2 of 3 tensors differ", "3 different", "2", "384")
     assert rows["D"] == (everywhere, everywhere, "alike", "alike", "4", "768")
     assert len({row[:4] for row in rows.values()}) == 5
     assert [row[4:] for row in rows.values()][-1] == ("4", "768")

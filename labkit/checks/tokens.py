@@ -1,10 +1,32 @@
-"""What exercises on long sequences hand to a learner's function: scores in tiles, and attention to some keys."""
+"""What exercises of chapter 05 hand to a learner's function: a layer, attention to some keys, scores in tiles."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import torch
+from torch.nn import functional as F
+
+WIDTH, FFN = 4, 12
+
+
+class Layer(torch.nn.Module):
+    """What stands round the pair: a norm before it, and an MLP between, whole or a rank's share of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(5)
+        self.norm = torch.nn.LayerNorm(WIDTH)
+        self.up = torch.nn.Parameter(torch.randn(FFN, WIDTH, generator=generator))
+        self.down = torch.nn.Parameter(torch.randn(WIDTH, FFN, generator=generator))
+
+    def share(self, rank: int, ranks: int) -> Layer:
+        self.up = torch.nn.Parameter(self.up.detach().chunk(ranks)[rank])
+        self.down = torch.nn.Parameter(self.down.detach().chunk(ranks, dim=1)[rank])
+        return self
+
+    def mlp(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(torch.tanh(F.linear(x, self.up)), self.down)
 
 
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

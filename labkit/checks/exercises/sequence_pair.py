@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.nn import functional as F
 
 from labkit.checks import alone
 from labkit.checks.alone import Made, in_short, strange
 from labkit.checks.borrow import F_AND_G, SHARED_LAYERS
 from labkit.checks.exercise import COLLECTIVES, Case, Cost, Exercise, Wrong, nothing
 from labkit.checks.gradients import Backward, differing, taken
+from labkit.checks.tokens import WIDTH, Layer
 from labkit.checks.trial import watching
 from labkit.checks.wire import sent_by_a_ring
 from labkit.show.words import say
 from labkit.trace import Trace
 
-BATCH, WIDTH, FFN = 2, 4, 12
+BATCH = 2
+#: Files of torch's own collectives that have a backward.
+TORCHS = frozenset(str(Path(dist.__file__).parent / f) for f in ("nn/functional.py", "_functional_collectives.py"))
 
 
 def sequence_pair():
@@ -162,25 +165,6 @@ def calls_labkits() -> Any:
     return labkit.sequence_parallel.gather_from_sequence, labkit.sequence_parallel.reduce_scatter_to_sequence
 
 
-class Layer(torch.nn.Module):
-    """What stands round the pair: a norm before it, and an MLP between, whole or a rank's share of it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        generator = torch.Generator().manual_seed(5)
-        self.norm = torch.nn.LayerNorm(WIDTH)
-        self.up = torch.nn.Parameter(torch.randn(FFN, WIDTH, generator=generator))
-        self.down = torch.nn.Parameter(torch.randn(WIDTH, FFN, generator=generator))
-
-    def share(self, rank: int, ranks: int) -> Layer:
-        self.up = torch.nn.Parameter(self.up.detach().chunk(ranks)[rank])
-        self.down = torch.nn.Parameter(self.down.detach().chunk(ranks, dim=1)[rank])
-        return self
-
-    def mlp(self, x: torch.Tensor) -> torch.Tensor:
-        return F.linear(torch.tanh(F.linear(x, self.up)), self.down)
-
-
 def _tokens(case: Case, seed: int) -> torch.Tensor:
     """(b, s, h)."""
     shape = (BATCH, case.ranks * case.elements, WIDTH)
@@ -196,6 +180,7 @@ def call(fn: Callable[[], Any], case: Case) -> Made:
     gather, scatter = made
     layer = Layer().share(rank, ranks)
     x = _tokens(case, 1).chunk(ranks, dim=1)[rank].clone().requires_grad_()
+    slope = _tokens(case, 2).chunk(ranks, dim=1)[rank]
     with watching(fn):
         whole = gather(layer.norm(x))
         if text := strange(whole, (BATCH, ranks * case.elements, WIDTH), "gather"):
@@ -203,7 +188,7 @@ def call(fn: Callable[[], Any], case: Case) -> Made:
         y = scatter(layer.mlp(whole))
         if text := strange(y, (BATCH, case.elements, WIDTH), "scatter"):
             return text
-        ((x + y) * _tokens(case, 2).chunk(ranks, dim=1)[rank]).sum().backward()
+        ((x + y) * slope).sum().backward()
     grads = [(f"{name}.grad", t.grad) for name, t in _parameters(layer, x).items()]
     return [taken([("gather(…)", whole), ("scatter(…)", y), *grads])]
 
@@ -295,6 +280,6 @@ EXERCISE = Exercise(
     tells=told,
     where=where,
     allowed=COLLECTIVES,
-    theirs=F_AND_G | SHARED_LAYERS,
+    theirs=F_AND_G | SHARED_LAYERS | TORCHS,
     order=sends_too_much,
 )  # fmt: skip

@@ -189,6 +189,9 @@ def test_a_tile_missing_below_the_diagonal_is_not_explained():
     figure = show.tiles(values)
     assert figure.title.startswith("7 of 16 tiles never computed")
     assert figure.notes[0].endswith("Dotted: never computed.")
+    oblong = [[(q, k, 16, 8) for q in (0, 16) for k in range(0, q + 16, 8)]]
+    assert show.tiles(oblong).notes[0].endswith("since all its keys come after its queries.")
+    assert show.tiles([oblong[0][1:]]).notes[0].endswith("Dotted: never computed.")
     gap = [[(0, 0, 8, 8), (16, 16, 8, 8)]]
     assert [row[2] for row in show.tiles(gap).twin.rows] == ["0–7", "16–23"]
     assert len(rects(show.tiles(gap), "lk-out")) == 7

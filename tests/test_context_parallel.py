@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from itertools import product
 from pathlib import Path
 
@@ -211,3 +212,18 @@ def test_traffic_is_what_the_algorithm_moves():
     assert [(p.query, p.key) for p in backward.places[:5]] == [(0, 0), (4, 0), (8, 0), (12, 0), (4, 4)]
     assert backward.read == (4 * 2 + 10 * 3) * tile
     assert backward.written == (10 + 4 * 2) * tile
+
+
+def test_a_backward_in_another_thread_is_counted():
+    """As autograd's on CUDA; the innermost counter counts."""
+    q = torch.zeros(1, 1, 8, 4, requires_grad=True)
+    with context_parallel.count_traffic() as outer:
+        out = context_parallel.tiled_attention(q, q, q, tile=4)
+        with context_parallel.count_traffic() as inner:
+            thread = threading.Thread(target=lambda: out.sum().backward())
+            thread.start()
+            thread.join()
+    context_parallel.tiled_attention(q, q, q)
+    assert (outer.tiles, inner.tiles) == (3, 3)
+    assert {p.phase for p in outer.places} == {"forward"}
+    assert {p.phase for p in inner.places} == {"backward"}

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -55,7 +54,8 @@ class Traffic:
     places: list[Tile] = field(default_factory=list)
 
 
-_counting: ContextVar[Traffic | None] = ContextVar("labkit_traffic", default=None)
+#: Who counts, the innermost last. Not a context variable: on CUDA backward runs in a thread of its own.
+_counting: list[Traffic] = []
 
 
 @contextmanager
@@ -71,25 +71,26 @@ def count_traffic() -> Iterator[Traffic]:
     [(0, 0), (0, 4), (4, 0), (4, 4)]
     """
     traffic = Traffic()
-    token = _counting.set(traffic)
+    _counting.append(traffic)
     try:
         yield traffic
     finally:
-        _counting.reset(token)
+        _counting.pop()
 
 
 def _count(read: Sequence[torch.Tensor] = (), written: Sequence[torch.Tensor] = ()) -> None:
-    if (traffic := _counting.get()) is not None:
-        traffic.read += sum(t.nbytes for t in read)
-        traffic.written += sum(t.nbytes for t in written)
+    if _counting:
+        _counting[-1].read += sum(t.nbytes for t in read)
+        _counting[-1].written += sum(t.nbytes for t in written)
 
 
 def _note(rows: Cut, columns: Cut, phase: str) -> None:
     """A tile has been computed."""
-    if (traffic := _counting.get()) is not None:
-        traffic.tiles += 1
+    if _counting:
         size = len(rows.at), len(columns.at)
-        traffic.places.append(Tile(rows.at.start, columns.at.start, *size, current_labels().get("step"), phase))
+        place = Tile(rows.at.start, columns.at.start, *size, current_labels().get("step"), phase)
+        _counting[-1].tiles += 1
+        _counting[-1].places.append(place)
 
 
 #: Where the tokens of a tensor stand in the whole sequence: runs of neighbours, in the order of the tensor.

@@ -153,6 +153,18 @@ def test_steps_mark_what_is_computed_and_leave_the_rest_empty():
     assert "busiest at each step: 3 + 4 = 7" in words(figure, WIDE, 1)
 
 
+def test_a_bar_is_filled_by_what_is_done():
+    figure = show.tiles(two())
+    for frame, done in ((1, [3, 7, 7, 7, 5, 5, 5, 5]), (None, [3, 7, 11, 15, 9, 9, 9, 9])):
+        pairs = []
+        for group in boxes.tree(figure.draw(WIDE, frame)).iter("g"):
+            bar = [n for n in group.findall("rect") if n.get("height") == "20"]
+            if len(bar) == 2:
+                pairs.append([float(n.get("width")) for n in bar])
+        unit = pairs[0][0] / 3
+        assert [filled / unit for _, filled in pairs] == pytest.approx(done, rel=0.02)
+
+
 def test_on_one_rank_a_tile_at_a_time_is_in_fast_memory():
     figure = show.tiles(tiled())
     assert figure.says[4] == "Tile 5 of 10: queries 32–47, keys 16–31. It alone is in fast memory."

@@ -38,6 +38,8 @@ MAY_IMPORT = {
         "theory",
         "world",
         "tensor_parallel",
+        "sequence_parallel",
+        "context_parallel",
     },
     "bench": {"collectives", "data_parallel", "memory", "model", "run", "trace", "device", "world"},
     "cli": {"*"},

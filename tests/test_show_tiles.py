@@ -131,6 +131,7 @@ def test_a_tile_has_its_ranks_colour_and_its_step():
         assert sorted(made(figure, width)) == expected
     tabs = words(figure)[1 : 1 + 14]  # of rows and columns, the middle two of rank 3 being one
     assert tabs == list("0123210" * 2)
+    assert words(show.tiles(ring("contiguous")))[1 : 1 + 8] == list("0123" * 2)
 
 
 def test_steps_mark_what_is_computed_and_leave_the_rest_empty():

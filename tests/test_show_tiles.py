@@ -168,7 +168,7 @@ def test_a_bar_is_filled_by_what_is_done():
 
 def test_on_one_rank_a_tile_at_a_time_is_in_fast_memory():
     figure = show.tiles(tiled())
-    assert figure.says[4] == "Tile 5 of 10: queries 32–47, keys 16–31. It alone is in fast memory."
+    assert figure.says[4] == "Tile 5 of 10: queries 32–47, keys 16–31, alone in fast memory"
     for frame in range(10):
         drawn = made(figure, WIDE, frame)
         assert [number for _, number, _ in drawn] == [str(n + 1) for n in range(frame + 1)]
@@ -215,7 +215,8 @@ def test_tile_sizes_are_compared_in_matrices_of_one_size():
     assert {round(max(x + w for x, _, w, _ in rects(figure, "lk-out", NARROW, k))) for k in range(11)} == {
         round(max(x + w for x, _, w, _ in rects(figure, "lk-out", NARROW)))
     }
-    assert figure.says[9] == "16: Tile 10 of 10: queries 48–63, keys 48–63. It alone is in fast memory."
+    assert figure.title == "16: 16×16 of 64×64 scores at a time; 32: 32×32 of 64×64 scores at a time"
+    assert figure.says[9] == "16: Tile 10 of 10: queries 48–63, keys 48–63, alone in fast memory"
     assert "3 tiles computed" in words(figure, WIDE, 9)
 
 

@@ -73,7 +73,7 @@ def tiles(
 
 def _title(grids: Mapping[str, Grid]) -> str:
     if len(grids) > 1:
-        return "; ".join(_named(name, _all(grid)) for name, grid in grids.items())
+        return "; ".join(_named(name, _compared(grid)) for name, grid in grids.items())
     (grid,) = grids.values()
     if grid.left_out:
         return say("tiles.finding", left=_left(grid), said=_all(grid))
@@ -83,6 +83,13 @@ def _title(grids: Mapping[str, Grid]) -> str:
 def _all(grid: Grid) -> str:
     """What the ranks have computed in the end."""
     return say("tiles.at_a_time") if grid.ranks == 1 else _spread(grid.counts())
+
+
+def _compared(grid: Grid) -> str:
+    """The same, where matrices are compared."""
+    if grid.ranks > 1:
+        return _all(grid)
+    return say("tiles.scores_at_a_time", scores=say("tiles.fast_scores", tile=grid.largest, whole=grid.whole))
 
 
 def _spread(counts: Sequence[int]) -> str:

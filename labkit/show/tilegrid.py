@@ -73,6 +73,16 @@ class Grid:
         """Queries and keys."""
         return self.rows[-1].stop, self.columns[-1].stop
 
+    @property
+    def whole(self) -> str:
+        """The size as words."""
+        return "{}×{}".format(*self.size)
+
+    @property
+    def largest(self) -> str:
+        """The size of the largest tile, as words."""
+        return "×".join(str(max(map(len, side))) for side in (self.rows, self.columns))
+
     def counts(self, steps: Sequence[int] | None = None) -> list[int]:
         """Tiles that each rank computed, in these steps or in all."""
         made = Counter(rank for rank, step in self.cells.values() if steps is None or step in steps)
@@ -97,14 +107,10 @@ def grids_of(values: Any, phase: str) -> dict[str, Grid]:
     for name, grid in found.items():
         if (grid.size, grid.ranks) != (first.size, first.ranks):
             raise ValueError(
-                f"{name!r} has {_size(grid)} on {grid.ranks} ranks, {next(iter(found))!r} {_size(first)} on "
+                f"{name!r} has {grid.whole} scores on {grid.ranks} ranks, {next(iter(found))!r} {first.whole} on "
                 f"{first.ranks}: compare one matrix on one number of ranks, or draw two pictures"
             )
     return found
-
-
-def _size(grid: Grid) -> str:
-    return "{}×{} scores".format(*grid.size)
 
 
 @dataclass(frozen=True, slots=True)

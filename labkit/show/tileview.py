@@ -216,18 +216,16 @@ class View:
 
     def _fast(self, grid: Grid, step: int | None) -> Iterator[str]:
         """What is in fast memory."""
-        whole = "×".join(map(str, grid.size))
         if step not in grid.steps:
-            largest = "×".join(str(max(map(len, side))) for side in (grid.rows, grid.columns))
             yield count("tiles.computed", len(grid.cells))
-            yield from (say("tiles.fast"), say("tiles.fast_scores", tile=largest, whole=whole))
+            yield from (say("tiles.fast"), say("tiles.fast_scores", tile=grid.largest, whole=grid.whole))
             return
         row, column = grid.at(step)
         rows, columns = grid.rows[row], grid.columns[column]
         yield say("tiles.now", n=step, all=len(grid.cells))
         yield from (say("tiles.fast_now"), say("tiles.fast_queries", queries=span(rows)),
                     say("tiles.fast_keys", keys=span(columns)),
-                    say("tiles.fast_scores", tile=f"{len(rows)}×{len(columns)}", whole=whole))  # fmt: skip
+                    say("tiles.fast_scores", tile=f"{len(rows)}×{len(columns)}", whole=grid.whole))  # fmt: skip
 
 
 def tab(x: float, y: float, width: float, height: float, rank: int) -> str:

@@ -12,6 +12,7 @@ import torch
 
 import labkit
 from labkit import context_parallel
+from labkit.context_parallel import tiles
 from labkit.memory import MemoryMeter
 from labkit.model.attention import causal_mask, explicit_attention
 from labkit.model.dropout import Dropout
@@ -167,6 +168,16 @@ def test_tiles_see_keys_of_another_number_than_queries():
     q, k = torch.randn(1, 2, 7, 4, dtype=torch.float64), torch.randn(1, 2, 12, 4, dtype=torch.float64)
     out = context_parallel.tiled_attention(q, k, k, causal=False, tile=5)
     torch.testing.assert_close(out, torch.nn.functional.scaled_dot_product_attention(q, k, k), rtol=1e-12, atol=1e-13)
+
+
+def test_tiles_of_queries_and_keys_need_not_begin_together():
+    """A tile whose last query sees its first key alone is computed."""
+    q, k, v = (torch.randn(1, 1, 1, n, 4, dtype=torch.float64) for n in (4, 8, 8))
+    out, log_sum = tiles.attend(q, k, v, 0.5, [range(1, 5)], [range(8)], tile=4, causal=True)
+    unseen = torch.arange(8) > torch.arange(1, 5).unsqueeze(1)
+    scores = (0.5 * q @ k.transpose(-2, -1)).masked_fill(unseen, float("-inf"))
+    torch.testing.assert_close(out, scores.softmax(-1) @ v, rtol=1e-12, atol=1e-13)
+    torch.testing.assert_close(log_sum, scores.logsumexp(-1, keepdim=True), rtol=1e-12, atol=1e-13)
 
 
 @pytest.mark.parametrize(("tile", "error"), [(0, "tile=0"), (-1, "tile=-1"), (True, "tile=True"), (2.5, "tile=2.5")])

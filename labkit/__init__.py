@@ -25,6 +25,7 @@ _HOME = {
     "collectives": "labkit.collectives",
     "context_parallel": "labkit.context_parallel",
     "data_parallel": "labkit.data_parallel",
+    "pipeline": "labkit.pipeline",
     "sequence_parallel": "labkit.sequence_parallel",
     "tensor_parallel": "labkit.tensor_parallel",
     "check": "labkit.checks",
@@ -43,7 +44,7 @@ _HOME = {
 }
 
 if TYPE_CHECKING:
-    from labkit import collectives, data_parallel, device, memory, model, pace, show, theory, trace, train
+    from labkit import collectives, data_parallel, device, memory, model, pace, pipeline, show, theory, trace, train
     from labkit.checks import check, hint, solution
     from labkit.checks.impostors import impostors
     from labkit.turns import quiet

@@ -25,6 +25,7 @@ MAY_IMPORT = {
     "context_parallel": {"trace"},
     "sequence_parallel": {"collectives", "device", "model", "tensor_parallel", "trace"},
     "data_parallel": {"collectives", "device", "trace"},
+    "pipeline": {"collectives", "device", "trace"},
     "train": {"collectives", "device", "model", "tensor_parallel", "trace"},
     "checks": {
         "collectives",

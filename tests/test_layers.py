@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "context_parallel": {"trace"},
     "sequence_parallel": {"collectives", "device", "model", "tensor_parallel", "trace"},
     "data_parallel": {"collectives", "device", "trace"},
-    "pipeline": {"collectives", "device", "trace"},
+    "pipeline": {"collectives", "device", "model", "trace"},
     "train": {"collectives", "device", "model", "tensor_parallel", "trace"},
     "checks": {
         "collectives",

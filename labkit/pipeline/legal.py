@@ -38,12 +38,12 @@ def places(schedule: Schedule) -> dict[Action, Place]:
     for rank, row in enumerate(schedule.actions):
         for place, action in enumerate(row):
             home = schedule.rank_of(action.stage, action.micro_batch)
-            word = schedule.word(action)
             if rank != home:
-                text = f"{word} of stage {action.stage} stands on rank {rank} at place {place}, but rank {home} has it"
+                text = f"{schedule.word(action)} of stage {action.stage} stands on rank {rank} at place {place}, but rank {home} has it"
                 raise IllegalSchedule(text, action, (rank, place))
             if action in found:
-                text = f"{word} stands twice on rank {rank}: at place {found[action][1]} and at place {place}"
+                word, before = schedule.word(action), found[action][1]
+                text = f"{word} stands twice on rank {rank}: at place {before} and at place {place}"
                 raise IllegalSchedule(text, action, (rank, place))
             found[action] = rank, place
     return found

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from heapq import heappop, heappush
 from itertools import count
+from operator import attrgetter
 
 from labkit.pipeline.legal import places, stuck
 from labkit.pipeline.schedule import Action, Message, Schedule, needs, number
@@ -56,7 +57,7 @@ def simulate(
     play.to_the_end()
     return Timeline(
         name=schedule.name, ranks=schedule.ranks, micro_batches=schedule.micro_batches, stages=schedule.stages,
-        events=tuple(sorted(play.events, key=lambda e: (e.start, e.rank))), transfers=tuple(play.transfers),
+        events=tuple(sorted(play.events, key=attrgetter("start", "rank"))), transfers=tuple(play.transfers),
     )  # fmt: skip
 
 
@@ -91,11 +92,12 @@ class _Play:
     def go_on(self, rank: int) -> None:
         """Begin the rank's next actions, as far as it is known when what they need is there."""
         row, there = self.schedule.actions[rank], self.there[rank]
-        for action in row[self.begun[rank] :]:
-            needed = needs(action, self.schedule.stages)
-            if not all(a in there for a in needed):
-                return
-            start = max(self.free[rank], *(there[a] for a in needed), 0.0)
+        while self.begun[rank] < len(row):
+            action, start = row[self.begun[rank]], self.free[rank]
+            for needed in needs(action, self.schedule.stages):
+                if needed not in there:
+                    return
+                start = max(start, there[needed])
             end = start + self.duration(action) * self.factors[rank]
             self.events.append(TimedAction(rank, *action, start, end))
             self.begun[rank] += 1
@@ -112,14 +114,18 @@ class _Play:
         """It leaves when those before it have left."""
         leaves = max(now, self.outgoing[message.source])
         self.outgoing[message.source] = leaves + self.communication
-        self.note(leaves, self.leave, message)
+        if leaves > now:
+            self.note(leaves, self.leave, message)
+        else:
+            self.leave(message, now)
 
     def leave(self, message: Message, now: float) -> None:
         """It is there when those that left before it, for the same rank, are."""
-        arrives = max(now, self.incoming[message.target]) + self.communication
-        self.incoming[message.target] = self.there[message.target][message.producer] = arrives
-        self.transfers.append(Transfer(message, self.there[message.source][message.producer], now, arrives))
-        self.go_on(message.target)
+        source, target, result = message.source, message.target, message.producer
+        arrives = max(now, self.incoming[target]) + self.communication
+        self.incoming[target] = self.there[target][result] = arrives
+        self.transfers.append(Transfer(message, self.there[source][result], now, arrives))
+        self.go_on(target)
 
 
 def _durations(name: str, given: Durations, stages: int) -> Sequence[float]:

@@ -207,6 +207,8 @@ def test_attention_round_the_ring_is_torchs():
     assert torch.allclose(torch.tensor([each[0]["out"] for each in ring.expected(case)]).view_as(want).double(), want)
     _, log_sum = attend(q, k, v)
     assert torch.allclose(log_sum, (q @ k.T / 2).exp().sum(-1, keepdim=True).log())
+    _, log_sum = attend(*ring._given(Case(2, 3, "numbers", more=ring.LARGE), 0))
+    assert log_sum.exp().isinf().any(), "whoever takes exponentials of them gets no number"
 
 
 def test_the_example_of_the_ring():

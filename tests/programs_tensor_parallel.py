@@ -308,8 +308,9 @@ def ring(causal: bool, kv_heads: int, tile: int) -> tuple[float, int]:
     torch.manual_seed(0)
     ranks, me = dist.get_world_size(), dist.get_rank()
     s = 16 * ranks
-    q = torch.randn(2, 4, s, 8, dtype=torch.float64)
-    k, v = (torch.randn(2, kv_heads, s, 8, dtype=torch.float64) for _ in "kv")
+    made = {"dtype": torch.float64, "device": device.current()}
+    q = torch.randn(2, 4, s, 8, **made)
+    k, v = (torch.randn(2, kv_heads, s, 8, **made) for _ in "kv")
     grad = torch.randn_like(q)
     whole = [x.clone().requires_grad_() for x in (q, k, v)]
     expected = F.scaled_dot_product_attention(*whole, is_causal=causal, enable_gqa=True)

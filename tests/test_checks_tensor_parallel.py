@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from programs_checks_tensor_parallel import RIGHT, Reduce
 from torch.nn import functional as F
 
 import labkit
-from labkit.checks import alone, between, exercises
+from labkit.checks import alone, between, exercises, look
 from labkit.checks.exercise import Case
 from labkit.checks.exercises import column_then_row as column
 from labkit.checks.exercises import f_and_g as fg
@@ -256,6 +257,15 @@ def test_a_symptom_is_far_from_what_rounding_does(line):
     for member in line.members.values():
         values = labkit.run(lineup.call, member.fn, line.case, ranks=3, device="cpu").values
         assert all(abs(v[0]["loss 2"][0] - wanted) > 1e-3 * wanted for v in values)
+
+
+def test_a_busy_host_is_no_deadlock(line, monkeypatch):
+    def late(batches):
+        time.sleep(0.5)
+        return lineup.train(batches)
+
+    monkeypatch.setattr(look, "LIMIT", 0.05)
+    assert line._taken(late)[:2] == ("as in one process", "as in one process")
 
 
 def test_a_diagnosis(line):

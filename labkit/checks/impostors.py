@@ -17,8 +17,8 @@ from typing import Any
 
 import labkit
 from labkit.checks.exercise import Case, Exercise, differing
-from labkit.checks.judge import LIMIT, costs
-from labkit.checks.trial import attempt
+from labkit.checks.judge import costs
+from labkit.checks.look import look
 from labkit.progress import note_answer
 from labkit.show.figure import style
 from labkit.show.guesses import Question, Revealed, guess, predict
@@ -89,13 +89,12 @@ class Lineup:
     def _taken(self, fn: Callable[..., Any]) -> tuple[str, ...]:
         """What is told of its values, then its costs; of one that hangs, only that it does."""
         nothing = ("",) * (len(self.columns) - 2)
-        try:
-            run = labkit.run(attempt, self.exercise, fn, self.case, ranks=self.case.ranks, device="cpu", timeout=LIMIT)
-        except labkit.RunTimeout:
+        outcome = look(self.exercise, fn, self.case)  # with patience: a busy host is no deadlock
+        if isinstance(outcome.failure, labkit.RunTimeout):
             return (say("verdict.deadlocked"), *nothing)
-        except labkit.Disagreement:
+        if isinstance(outcome.failure, labkit.Disagreement):
             return (say("impostor.disagree"), *nothing)
-        except labkit.RunFailed:
+        if (run := outcome.run) is None:
             return (say("verdict.crashed"), *nothing)
         values, expected = [t.value for t in run.values], self.exercise.expected(self.case)
         told = [fact.cell(self.case, values, expected) for fact in self.facts]

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional as F
 
-from labkit import context_parallel
+from labkit import context_parallel, device
 from labkit.context_parallel import Tile, tiles
 from labkit.context_parallel import ring as ring_module
 from labkit.trace import span
@@ -26,7 +26,8 @@ def whole(length: int, kv_heads: int, dtype: torch.dtype) -> tuple[list[torch.Te
     """q, k and v of the whole sequence, the same on every rank, and the gradient of the output."""
     torch.manual_seed(0)
     shapes = [(2, 4, length, 8), (2, kv_heads, length, 8), (2, kv_heads, length, 8)]
-    return [torch.randn(shape, dtype=dtype) for shape in shapes], torch.randn(shapes[0], dtype=dtype)
+    made = [torch.randn(shape, dtype=dtype, device=device.current()) for shape in (*shapes, shapes[0])]
+    return made[:3], made[3]
 
 
 def reference(given: list[torch.Tensor], grad: torch.Tensor, causal: bool) -> list[torch.Tensor]:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 
-from labkit import collectives, context_parallel, device, sequence_parallel, tensor_parallel
+from labkit import collectives, device, sequence_parallel, tensor_parallel
 from labkit.collectives import placement
 from labkit.data_parallel import DistributedDataParallel
 from labkit.model import Transformer, preset
@@ -296,30 +296,6 @@ def refused(what: str) -> str:
             sequence_parallel.scatter_to_sequence(torch.zeros(1, 5, 2))
         elif what == "token":
             tensor_parallel.parallelize(transformer("tiny_gpt"))(torch.tensor([[VOCAB]]))
-        elif what == "zigzag":
-            context_parallel.zigzag(12, 0, 4)
     except (TypeError, ValueError) as error:
         return f"{type(error).__name__}: {error}"
     return ""
-
-
-def ring(causal: bool, kv_heads: int, tile: int) -> tuple[float, int]:
-    """Ring attention, both directions, against torch's on the whole sequence; and how many tiles this rank computed."""
-    torch.manual_seed(0)
-    ranks, me = dist.get_world_size(), dist.get_rank()
-    s = 16 * ranks
-    made = {"dtype": torch.float64, "device": device.current()}
-    q = torch.randn(2, 4, s, 8, **made)
-    k, v = (torch.randn(2, kv_heads, s, 8, **made) for _ in "kv")
-    grad = torch.randn_like(q)
-    whole = [x.clone().requires_grad_() for x in (q, k, v)]
-    expected = F.scaled_dot_product_attention(*whole, is_causal=causal, enable_gqa=True)
-    expected.backward(grad)
-    mine = context_parallel.zigzag(s, me, ranks)
-    parts = [x[:, :, mine].clone().requires_grad_() for x in (q, k, v)]
-    with context_parallel.count_traffic() as traffic, label(pass_="both"):
-        out = context_parallel.ring_attention(*parts, causal=causal, tile=tile)
-        out.backward(grad[:, :, mine])
-    differences = [(out - expected[:, :, mine]).abs().max()]
-    differences += [(a.grad - b.grad[:, :, mine]).abs().max() for a, b in zip(parts, whole, strict=True)]
-    return max(d.item() for d in differences), traffic.tiles

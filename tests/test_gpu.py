@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import programs
+import programs_context_parallel
 import programs_data_parallel
 import programs_tensor_parallel
 import pytest
@@ -130,7 +131,8 @@ def test_tensor_parallel_steps(ranks, how):
 @pytest.mark.parametrize("ranks", [1, 4], ids=["nccl", "gloo"])
 @pytest.mark.parametrize("causal", [True, False])
 def test_ring_attention(ranks, causal):
-    assert max(off for off, _ in labkit.run(programs_tensor_parallel.ring, causal, 2, 4, ranks=ranks).values) <= 1e-12
+    run = labkit.run(programs_context_parallel.ring, "zigzag", causal, 2, 4, ranks=ranks)
+    assert max(off for off, _ in run.values) <= 1e-12
 
 
 def fused_attention():

@@ -42,7 +42,19 @@ MAY_IMPORT = {
         "sequence_parallel",
         "context_parallel",
     },
-    "bench": {"collectives", "data_parallel", "memory", "model", "run", "trace", "device", "world"},
+    "bench": {
+        "collectives",
+        "data_parallel",
+        "memory",
+        "model",
+        "run",
+        "sequence_parallel",
+        "tensor_parallel",
+        "trace",
+        "train",
+        "device",
+        "world",
+    },
     "cli": {"*"},
 }
 #: Files at the top of the package that belong to the command line.

@@ -164,58 +164,8 @@ def test_second_derivatives():
         ("heads", "ValueError: heads=2 on 4 ranks"), ("twice", "shared among ranks already"),
         ("type", "TypeError: model is Linear"),
         ("columns", "has 6 elements: expected a multiple of the 4"), ("sequence", "5 tokens on 4 ranks"),
-        ("token", "tokens holds 37"), ("zigzag", "multiple of 8"),
+        ("token", "tokens holds 37"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_refused(what, told):
     assert all(told in said for said in labkit.run(programs.refused, what, ranks=4).values)
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-@pytest.mark.parametrize(("causal", "kv_heads"), [(True, 4), (True, 1), (False, 2)])
-def test_ring_attention(ranks, causal, kv_heads):
-    run = labkit.run(programs.ring, causal, kv_heads, 4, ranks=ranks)
-    assert max(difference for difference, _ in run.values) <= 1e-12
-    tiles = [tiles for _, tiles in run.values]
-    assert max(tiles) - min(tiles) <= 1
-    block = 2 * 2 * kv_heads * 16 * 8 * 8  # keys and values of a rank: 2 × (b, heads, s/N, d) of 8 bytes
-    for rank in range(ranks):
-        forward_and_backward = (ranks - 1) + (ranks - 1) + (ranks if ranks > 1 else 0)
-        assert run.trace.bytes_sent(rank) == forward_and_backward * block
-
-
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize(("heads", "length", "tile"), [(4, 37, 10), (2, 16, 16), (1, 33, 64)])
-def test_tiled_attention(causal, heads, length, tile):
-    from torch.nn import functional as F
-
-    from labkit.context_parallel import tiled_attention
-
-    torch.manual_seed(0)
-    q = torch.randn(2, 4, length, 8, dtype=torch.float64)
-    k, v = (torch.randn(2, heads, length, 8, dtype=torch.float64) for _ in "kv")
-    grad = torch.randn_like(q)
-    ours, theirs = ([x.clone().requires_grad_() for x in (q, k, v)] for _ in range(2))
-    out = tiled_attention(*ours, causal=causal, tile=tile)
-    expected = F.scaled_dot_product_attention(*theirs, is_causal=causal, enable_gqa=True)
-    torch.testing.assert_close(out, expected, rtol=1e-12, atol=1e-13)
-    out.backward(grad)
-    expected.backward(grad)
-    for a, b in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(a.grad, b.grad, rtol=1e-12, atol=1e-13)
-    assert tiled_attention(q.bfloat16(), k.bfloat16(), v.bfloat16(), causal=causal).dtype == torch.bfloat16
-
-
-def test_tiled_attention_is_refused_what_does_not_fit():
-    from labkit.context_parallel import tiled_attention
-
-    q = torch.zeros(1, 4, 8, 2)
-    for wrong, error in (
-        ((q, q[:, :3], q[:, :3]), ValueError),
-        ((q, q, q[0]), TypeError),
-        ((q, q[:, :, :4], q[:, :, :4]), ValueError),
-    ):
-        with pytest.raises(error):
-            tiled_attention(*wrong)
-    with pytest.raises(ValueError, match="tile=0"):
-        tiled_attention(q, q, q, tile=0)

@@ -168,7 +168,7 @@ def test_dual_pipe_v_is_torchs(p, m):
 
 @pytest.mark.parametrize(("p", "m"), [(2, 4), (4, 8), (4, 14), (8, 16)])
 def test_dual_pipe_is_torchs_dual_pipe_v_unfolded(p, m):
-    """A rank of DualPipe does what DualPipeV's does on half the ranks; the stages on the way up are the other copy's."""
+    """A rank of DualPipe does what DualPipeV's does on half the ranks; the way up there is the other copy here."""
     for rank, row in enumerate(rows(dual_pipe(p, m))):
         depth = min(rank, p - 1 - rank)
         near_is_first = rank == depth
@@ -251,7 +251,7 @@ def test_refused_with_the_reason(make, said):
 
 def test_no_whole_number():
     for make in (*ONE_STAGE, zero_bubble_v, dual_pipe, dual_pipe_v):
-        with pytest.raises(TypeError, match="ranks is 2.0: expected a whole number"):
+        with pytest.raises(TypeError, match=r"ranks is 2\.0: expected a whole number"):
             make(2.0, 4)
 
 

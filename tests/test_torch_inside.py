@@ -156,6 +156,20 @@ def test_every_asynchronous_operation_of_torch():
     assert len(run.trace.of(0)) == 9
 
 
+def test_collectives_leave_no_trace_in_autograd():
+    def outputs():
+        import torch
+        import torch.distributed as dist
+
+        given, out = torch.ones(4, requires_grad=True), torch.zeros(2)
+        dist.reduce_scatter_tensor(out, given * 2)
+        dist.reduce_scatter(parts := torch.zeros(2), list((given * 2).chunk(2)))
+        dist.all_reduce(given)
+        return [t.grad_fn is None and t.requires_grad == (t is given) for t in (out, parts, given)]
+
+    assert labkit.run(outputs, ranks=2).values == [[True] * 3] * 2
+
+
 def test_labels_spans_and_parents():
     def labelled():
         import torch

@@ -206,7 +206,8 @@ class RecordingGroup(dist.ProcessGroup):
 
     def _call(self, entry: Entry, method: str, args: tuple, kwargs: dict[str, Any] | None = None) -> Any:
         try:
-            return getattr(self.transport, method)(*args, **(kwargs or {}))
+            with torch.no_grad():  # gloo copies inside some of its calls; torch's own groups run below autograd
+                return getattr(self.transport, method)(*args, **(kwargs or {}))
         except BaseException:
             self.journal.failed(entry)
             raise

@@ -40,25 +40,26 @@ def of_size(p: int, m: int, chunks: tuple[int, ...] = (1, 2, 3)) -> Iterator[Sch
 def torch_rows(name: str, p: int, m: int, stages_per_rank: int = 1) -> list[list[Action]]:
     """The actions of a schedule of torch's. Its I is labkit's B; its B is both gradients; two that overlap follow each
     other."""
+    return [[a for block in row for a in block] for row in torch_blocks(name, p, m, stages_per_rank)]
+
+
+def torch_blocks(name: str, p: int, m: int, stages_per_rank: int = 1) -> list[list[tuple[Action, ...]]]:
+    """The same, with the two actions of an overlap in one block; all other blocks hold one."""
     from torch.distributed.pipelining import PipelineStage
     from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
 
-    def flat(actions):
-        for a in actions:
-            if a is not None and a.sub_actions:
-                yield from a.sub_actions
-            elif a is not None and a.computation_type.value in KIND_OF:
-                yield a
+    def block(a) -> tuple[Action, ...]:
+        parts = a.sub_actions or (a,)
+        return tuple(Action(KIND_OF[x.computation_type.value], x.microbatch_index, x.stage_index) for x in parts)
 
     stage = mock.create_autospec(PipelineStage, instance=True)
     stage.group_rank, stage.group_size, stage.submod, stage.num_stages = 0, p, None, p * stages_per_rank
     schedule_class = get_schedule_class(name)
     many = issubclass(schedule_class, PipelineScheduleMulti)
     order = schedule_class([stage] * stages_per_rank if many else stage, m).pipeline_order
-    return [
-        [Action(KIND_OF[a.computation_type.value], a.microbatch_index, a.stage_index) for a in flat(order[rank])]
-        for rank in range(p)
-    ]
+    known = {*KIND_OF, "OVERLAP_F_B"}
+    return [[block(a) for a in order[rank] if a and a.computation_type.value in known] for rank in range(p)]
 
 
+#: torch's word → labkit's; what is not here is no computation.
 KIND_OF = {"F": "F", "I": "B", "B": "B", "W": "W"}

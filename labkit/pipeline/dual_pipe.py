@@ -40,8 +40,8 @@ def dual_pipe(ranks: int, micro_batches: int) -> Schedule:
     """DualPipe: two copies of the model, half of the micro-batches through each, in opposite directions.
 
     Bubble (p/2−1)(F&B + B − 3W), where B is both gradients and F&B a forward and a backward that overlap. `simulate`
-    does one at a time, so that a forward's result leaves before the backward beside it: (p/2−1)·max(F, 2B−W), B being
-    one gradient. A rank holds the parameters twice, and up to p+1 micro-batches.
+    does one at a time, so that a forward's result leaves before the backward beside it ends: (p/2−1)(2F − W) where one
+    gradient takes as long as a forward. A rank holds the parameters twice, and up to p+1 micro-batches.
 
     Args:
         ranks: p, even.

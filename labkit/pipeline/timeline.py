@@ -111,12 +111,12 @@ class Timeline:
     @property
     def bubble(self) -> float:
         """Idle time as a share of the ideal, which is all work spread evenly: (p−1)/m for GPipe and 1F1B."""
-        return sum(self.idle) / sum(self.busy)
+        return sum(self.idle) / sum(self.busy) if self.events else 0.0
 
     @property
     def bubble_of_total(self) -> float:
         """Idle time as a share of all time: (p−1)/(m+p−1) for GPipe and 1F1B."""
-        return sum(self.idle) / (self.makespan * self.ranks)
+        return sum(self.idle) / (self.makespan * self.ranks) if self.events else 0.0
 
     @property
     def peak_stash(self) -> tuple[int, ...]:

@@ -84,8 +84,8 @@ def idle_time(
             apart, or `together` or `chunks` where they mean nothing.
 
     Assumptions: all stages take the same time, transfers none; enough micro-batches: p for zb_h1, 2p−1 for zb_h2, 2p
-    for dual_pipe, a multiple of p for interleaved. dual_pipe: a forward and a backward that overlap are one block, and
-    neither's result leaves before its end.
+    for dual_pipe, a multiple of p for interleaved. dual_pipe: F and B take the same; a forward and a backward
+    that overlap are one block, and neither's result leaves before its end.
 
     >>> [idle_time(s, 4, forward=1, backward=1, weight=1) for s in ("1f1b", "zb_h1", "zb_h2")]
     [9.0, 3.0, 0.0]

@@ -110,8 +110,10 @@ def test_dual_pipe_one_action_at_a_time(p, f, w):
 @pytest.mark.parametrize(("f", "w", "together"), [(1, 1, 3), (1, 1, 2), (4, 2, 10), (4, 2, 8), (3, 2, 7)])
 @pytest.mark.parametrize("p", [1, 2, 3, 4])
 def test_dual_pipe_in_blocks_is_its_table(p, f, w, together):
-    """DeepSeek-V3, table 2: (p/2−1)(F&B + B − 3W), B both gradients; DualPipeV has it with half the ranks. A forward and
-    a backward that overlap are one block, as torch pairs them, and neither's result leaves before its end."""
+    """DeepSeek-V3, table 2: (p/2−1)(F&B + B − 3W), B both gradients; DualPipeV has it with half the ranks.
+
+    A forward and a backward that overlap are one block, as torch pairs them: neither result leaves before its end.
+    """
     blocks = torch_blocks("DualPipeV", p, 3 * p, 2)
     apart = {(a.micro_batch, a.stage) for row in blocks for block in row for a in block if a.kind == "W"}
     end: dict = {}

@@ -311,9 +311,9 @@ def test_it_follows_a_circle_across_ranks():
 
 def test_it_names_what_is_missing_twice_or_elsewhere():
     assert str(error_of("r0: F0 B0\nr1: F0")) == "B0 of stage 1 is missing: rank 1 never does it"
-    assert "F0 stands twice on rank 0: at place 0 and at place 1" in str(error_of("r0: F0 F0 B0\nr1: F0 B0"))
+    assert str(error_of("r0: F0 F0 B0\nr1: F0 B0")) == "F0 of stage 0 stands on rank 0 at place 1, but also at place 0"
     error = error_of("r0: F0.0 B0.0 F0.1\nr1: B0.1")
-    assert str(error) == "F0 of stage 1 stands on rank 0 at place 2, but rank 1 has it"
+    assert str(error) == "F0 of stage 1 stands on rank 0 at place 2, but rank 1 has that stage"
     assert error.at == (0, 2)
 
 

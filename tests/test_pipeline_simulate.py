@@ -278,7 +278,7 @@ def test_what_cannot_run_is_refused():
         simulate(Schedule.parse("r0: F0 B0\nr1: F0"))
     with pytest.raises(IllegalSchedule, match="behind B0 itself"):
         simulate(Schedule.parse("r0: B0 F0"))
-    with pytest.raises(IllegalSchedule, match="stands twice"):
+    with pytest.raises(IllegalSchedule, match="but also at place 0"):
         simulate(Schedule.parse("r0: F0 F0"))
 
 
@@ -320,6 +320,15 @@ def test_a_trace_with_labelled_spans_is_the_same_timeline(schedule):
     assert measured.makespan == simulated.makespan
     assert measured.peak_stash == simulated.peak_stash
     assert measured.critical_path == tuple(s for s in simulated.critical_path if isinstance(s, TimedAction))
+
+
+def test_one_of_several_steps():
+    timeline = simulate(one_f_one_b(2, 2))
+    second = [replace(e, labels=e.labels | {"step": 1}) for e in spans(timeline, 50.0)]
+    trace = Trace([*spans(timeline, 0.0), *second], ranks=2)
+    assert Timeline.from_trace(trace, step=1).events == timeline.events
+    with pytest.raises(ValueError, match=r"the trace has F0\.0 2 times: expected one step"):
+        Timeline.from_trace(trace)
 
 
 def test_a_trace_without_them_is_refused():

@@ -39,14 +39,16 @@ def places(schedule: Schedule) -> dict[Action, Place]:
         for place, action in enumerate(row):
             home = schedule.rank_of(action.stage, action.micro_batch)
             if rank != home:
-                text = f"{schedule.word(action)} of stage {action.stage} stands on rank {rank} at place {place}, but rank {home} has it"
-                raise IllegalSchedule(text, action, (rank, place))
+                raise _misplaced(schedule, action, (rank, place), f"but rank {home} has that stage")
             if action in found:
-                word, before = schedule.word(action), found[action][1]
-                text = f"{word} stands twice on rank {rank}: at place {before} and at place {place}"
-                raise IllegalSchedule(text, action, (rank, place))
+                raise _misplaced(schedule, action, (rank, place), f"but also at place {found[action][1]}")
             found[action] = rank, place
     return found
+
+
+def _misplaced(schedule: Schedule, action: Action, at: Place, but: str) -> IllegalSchedule:
+    text = f"{schedule.word(action)} of stage {action.stage} stands on rank {at[0]} at place {at[1]}, {but}"
+    return IllegalSchedule(text, action, at)
 
 
 def stuck(schedule: Schedule, begun: Sequence[int]) -> IllegalSchedule:
@@ -73,9 +75,8 @@ def stuck(schedule: Schedule, begun: Sequence[int]) -> IllegalSchedule:
         parts.append(f"needs {schedule.word(blocker)} on rank {after}, which stands at place {where[blocker][1]} "
                      f"behind {schedule.word(behind)}{itself}")  # fmt: skip
     first, blocker = circle[0], waits[circle[0]]
-    text = f"{schedule.word(heads[0])} on rank {first}, at place {begun[first]}, can never run: it " + ", which ".join(
-        parts
-    )
+    text = f"{schedule.word(heads[0])} on rank {first}, at place {begun[first]}, can never run: it "
+    text += ", which ".join(parts)
     return IllegalSchedule(text, heads[0], (first, begun[first]), blocker, where.get(blocker))
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 from typing import Literal, NamedTuple
@@ -156,8 +156,10 @@ class Schedule:
                 raise ValueError(f"{action!r}: there is no {name} {value}, expected 0 to {number - 1}")
 
     def rank_of(self, stage: int, micro_batch: int = 0) -> int:
-        """The rank that has the stage. It depends on the micro-batch where two copies of the model run against each
-        other (DualPipe), nowhere else."""
+        """The rank that has the stage.
+
+        It depends on the micro-batch where two copies of the model run against each other (DualPipe), nowhere else.
+        """
         return self.placement(stage, micro_batch) if callable(self.placement) else self.placement[stage]  # type: ignore[index]
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
@@ -241,21 +243,14 @@ class Schedule:
         r0: F0.0 F0.1 B0.1 B0.0
         """
         rows = _words(text)
-        found = [word for row in rows for word in row]
-        last = max((stage for _, _, stage, _ in found if stage is not None), default=0)
+        words = list(chain.from_iterable(rows))
+        last = max((w.stage for w in words if w.stage is not None), default=0)
         empty = cls(
             name=name, ranks=len(rows), stages=stages or max(last + 1, len(rows)), actions=((),) * len(rows),
-            micro_batches=micro_batches or 1 + max((m for _, m, _, _ in found), default=0), placement=placement,
+            micro_batches=micro_batches or 1 + max((w.micro_batch for w in words), default=0), placement=placement,
         )  # fmt: skip
-        actions = []
-        for rank, row in enumerate(rows):
-            own = empty.stages_of(rank)
-            for *_, stage, where in row:
-                if stage is None and len(own) != 1:
-                    raise ValueError(f"{where} names no stage, but rank {rank} hosts {len(own)}: write it as in 'F3.1'")
-            actions.append(tuple(Action(k, m, own[0] if s is None else s) for k, m, s, _ in row))
-        return cls(name=name, ranks=empty.ranks, micro_batches=empty.micro_batches, stages=empty.stages,
-                   actions=tuple(actions), placement=empty.placement)  # fmt: skip
+        actions = tuple(tuple(w.action(rank, empty.stages_of(rank)) for w in row) for rank, row in enumerate(rows))
+        return replace(empty, actions=actions)
 
 
 def stash_after(row: Sequence[Action], taken_apart: frozenset[tuple[int, int]]) -> list[int]:
@@ -272,9 +267,25 @@ _LINE = re.compile(r"r(\d+)\s*:(.*)")
 _WORD = re.compile(r"([FBW])(\d+)(?:\.(\d+))?")
 
 
-def _words(text: str) -> list[list[tuple[Kind, int, int | None, str]]]:
-    """Each line's words: kind, micro-batch, stage if it is named, and where the word stands."""
-    rows: list[list[tuple[Kind, int, int | None, str]]] = []
+class _Word(NamedTuple):
+    """An action as it is written; without its stage where a rank hosts one."""
+
+    kind: Kind
+    micro_batch: int
+    stage: int | None
+    where: str
+
+    def action(self, rank: int, hosted: Sequence[int]) -> Action:
+        if self.stage is not None:
+            return Action(self.kind, self.micro_batch, self.stage)
+        if len(hosted) != 1:
+            raise ValueError(f"{self.where} names no stage, but rank {rank} hosts {len(hosted)}: write it as in 'F3.1'")
+        return Action(self.kind, self.micro_batch, hosted[0])
+
+
+def _words(text: str) -> list[list[_Word]]:
+    """The words of each line."""
+    rows: list[list[_Word]] = []
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
             continue
@@ -288,7 +299,7 @@ def _words(text: str) -> list[list[tuple[Kind, int, int | None, str]]]:
             if match is None:
                 raise ValueError(f"{where} is no action: expected F, B or W and a micro-batch, such as 'F3' or 'F3.1'")
             kind, micro_batch, stage = match.groups()
-            rows[-1].append((kind, int(micro_batch), None if stage is None else int(stage), where))  # type: ignore[arg-type]
+            rows[-1].append(_Word(kind, int(micro_batch), None if stage is None else int(stage), where))  # type: ignore[arg-type]
     if not rows:
         raise ValueError("the text has no line: expected one a rank, such as 'r0: F0 B0'")
     return rows

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
-from labkit.pipeline.schedule import Action, Kind, Message, needs, stash_after
-from labkit.trace import Trace
+from labkit.pipeline.schedule import KINDS, Action, Kind, Message, needs, stash_after
+from labkit.trace import Event, Trace
 
 
 class TimedAction(NamedTuple):
@@ -54,23 +55,25 @@ class Timeline:
     transfers: tuple[Transfer, ...] = ()
 
     @classmethod
-    def from_trace(cls, trace: Trace, name: str = "measured") -> Timeline:
+    def from_trace(cls, trace: Trace, name: str = "measured", step: int | None = None) -> Timeline:
         """The same from a real run: spans "F", "B" and "W" with labels `stage` and `micro_batch`. It begins at 0.
 
+        Args:
+            step: Of several steps in the trace, the one inside ``label(step=step)``.
+
         Raises:
-            ValueError: The trace has no such span, or one that was not finished or lacks a label.
+            ValueError: The trace has no such span, or one that was not finished or lacks a label; or more than one
+                step, or more than one pipeline.
         """
-        spans = [e for e in trace.events if e.name in ("F", "B", "W")]
+        spans = [e for e in trace.events if e.name in KINDS and step in (None, e.labels.get("step"))]
         if not spans:
             raise ValueError('the trace has no span "F", "B" or "W": run a PipelineEngine, with record=True')
         zero = min(e.start for e in spans)
-        events = []
-        for e in spans:
-            if e.end is None or not {"stage", "micro_batch"} <= e.labels.keys():
-                raise ValueError(f"span {e.name} of rank {e.rank} has labels {e.labels} and ends at {e.end}: expected "
-                                 "stage and micro_batch, and an end")  # fmt: skip
-            events.append(TimedAction(e.rank, e.name, e.labels["micro_batch"], e.labels["stage"],  # type: ignore[arg-type]
-                                      e.start - zero, e.end - zero))  # fmt: skip
+        events = [_timed(e, zero) for e in spans]
+        for action, times in Counter(e.action for e in events).items():
+            if times > 1:
+                raise ValueError(f"the trace has {action} {times} times: expected one step of one pipeline; label the "
+                                 "steps, and choose one: from_trace(trace, step=1)")  # fmt: skip
         return cls(
             name=name, ranks=trace.ranks, micro_batches=1 + max(e.micro_batch for e in events),
             stages=1 + max(e.stage for e in events), events=tuple(events),
@@ -104,8 +107,11 @@ class Timeline:
 
     @property
     def spans(self) -> tuple[float, ...]:
-        """Rank → from its first action to the end of its last. Where ranks need not wait for each other between two
-        batches (Zero Bubble's optimizer step without a barrier), the longest is what a batch costs."""
+        """Rank → from its first action to the end of its last.
+
+        Where ranks need not wait for each other between two batches (Zero Bubble's optimizer step without a barrier),
+        the longest is what a batch costs.
+        """
         return tuple(row[-1].end - row[0].start if row else 0.0 for row in self._rows)
 
     @property
@@ -144,3 +150,11 @@ class Timeline:
             waited = [sent.get((a, step.rank), made.get(a)) for a in needs(step.action, self.stages)]
             step = max((w for w in (before.get(step.action), *waited) if w), key=lambda w: w.end, default=None)
         return tuple(reversed(path))
+
+
+def _timed(span: Event, zero: float) -> TimedAction:
+    if span.end is None or not {"stage", "micro_batch"} <= span.labels.keys():
+        raise ValueError(f"span {span.name} of rank {span.rank} has labels {span.labels} and ends at {span.end}: "
+                         "expected stage and micro_batch, and an end")  # fmt: skip
+    micro_batch, stage = span.labels["micro_batch"], span.labels["stage"]
+    return TimedAction(span.rank, span.name, micro_batch, stage, span.start - zero, span.end - zero)  # type: ignore[arg-type]

@@ -8,13 +8,18 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from labkit import device, pipeline
+from labkit.data_parallel import DistributedDataParallel
+from labkit.memory import MemoryMeter
 from labkit.model import Transformer, preset
 from labkit.model import loss as mean_loss
+from labkit.pace import section
 from labkit.pipeline import engine as engines
 from labkit.pipeline.parts import cut
 from labkit.pipeline.wires import BatchedWires
+from labkit.trace import label
 from labkit.train import Mesh
 
 VOCAB = 11
@@ -125,3 +130,168 @@ def tied_after_training(steps: int) -> tuple[Any, Any]:
         optimizer.step()
     return (part.token_embedding.weight.detach() if me == 0 else None,
             part.head.weight.detach() if me == ranks - 1 else None)  # fmt: skip
+
+
+def peak_activations(schedule: pipeline.Schedule, rows: int, dtype: torch.dtype = torch.bfloat16) -> tuple[int, int]:
+    """The most bytes that autograd held on this rank in a step, and those of one micro-batch in its stage.
+
+    Tokens are not counted: those of all micro-batches are parts of one tensor, which is there anyway.
+    """
+    me, here = dist.get_rank(), device.current()
+    torch.manual_seed(0)
+    config = preset("tiny_gpt", layers=schedule.stages + 2, hidden=16, heads=2, vocab=VOCAB, positions=8, tied=False)
+    model = Transformer(config, dtype=dtype, device=here)
+    layers = pipeline.partition([1.0] * config.layers, schedule.stages)
+    part = cut(model, layers)[me]
+    x = torch.randn(rows // schedule.micro_batches, 8, 16, dtype=dtype, device=here, requires_grad=True)
+    meter = MemoryMeter(part)
+    tokens = torch.zeros(rows, 8, dtype=torch.int64, device=here)
+    with meter:
+        y = part(tokens[: len(x)] if me == 0 else x)
+        total = mean_loss(y, tokens[: len(x)])[0] if part.is_last else y.sum()
+    one = meter.highest["activations"]
+    total.backward()
+    engine = pipeline.PipelineEngine({me: part}, schedule, mean_loss)
+    meter = MemoryMeter(part)
+    with meter:
+        engine.step(tokens, tokens)
+    whole = tokens.nbytes if part.is_first or part.is_last else 0
+    return meter.highest["activations"] - whole, one - whole
+
+
+def traffic(schedule: pipeline.Schedule, rows: int) -> None:
+    """Two steps; headers travel in the first."""
+    layers = schedule.stages
+    parts = cut(transformer("tiny_llama", layers), pipeline.partition([1.0] * layers, layers))
+    engine = pipeline.PipelineEngine(hosted(schedule, parts, dist.get_rank()), schedule, mean_loss)
+    for step in range(2):
+        with label(training_step=step):
+            engine.step(*batch(rows))
+
+
+class Paced(pipeline.PipelineStage):
+    """A stage whose F, B and W take the time of the pace's sections of these names."""
+
+    def forward(self, *args: Any, **more: Any) -> Any:
+        with section("F"):
+            return super().forward(*args, **more)
+
+    def backward(self, *args: Any) -> Any:
+        with section("B"):
+            return super().backward(*args)
+
+    def weight(self, *args: Any) -> None:
+        with section("W"):
+            super().weight(*args)
+
+
+def paced(schedule: pipeline.Schedule) -> None:
+    me = dist.get_rank()
+    with section("set-up"):
+        stages = {s: Paced(nn.Linear(4, 4)) for s in schedule.stages_of(me)}
+        engine = pipeline.PipelineEngine(stages, schedule, lambda y, t: (y.sum(), len(t)))
+        rows = torch.ones(schedule.micro_batches, 4)
+    engine.step(rows, rows)  # headers, and what torch does at its first use
+    dist.barrier()
+    with label(training_step=1):
+        engine.step(rows, rows)
+
+
+def cut_short() -> tuple[str, float]:
+    """A stage whose second step fails in a backward's place: the error, and the next step against a fresh start."""
+    layer = nn.Linear(4, 4, dtype=torch.float64)
+    layer.weight.grad = torch.ones_like(layer.weight)
+    engine = pipeline.PipelineEngine({0: layer}, pipeline.one_f_one_b(1, 2), _angry)
+    rows = torch.ones(4, 4, dtype=torch.float64)
+    try:
+        engine.step(rows, torch.tensor([0, 0, 1, 0]))
+    except ArithmeticError as error:
+        said = str(error)
+    kept = layer.weight.grad.clone()
+    engine.step(rows, torch.zeros(4))
+    alone = torch.autograd.grad(layer(rows).sum() / 4, layer.weight)[0]
+    return said, (kept - 1).abs().max().item() + (layer.weight.grad - 1 - alone).abs().max().item()
+
+
+def _angry(y: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, int]:
+    if targets.any():
+        raise ArithmeticError("no loss")
+    return y.sum(), len(y)
+
+
+def refused(what: str) -> str:
+    me, linear = dist.get_rank(), nn.Linear(4, 4)
+    schedule, loss = pipeline.one_f_one_b(2, 2), lambda y, t: (y.sum(), len(t))
+    rows = torch.ones(4, 4)
+    try:
+        if what == "ranks":
+            pipeline.PipelineEngine({me: linear}, pipeline.gpipe(3, 2), loss)
+        elif what == "stages":
+            pipeline.PipelineEngine({1 - me: linear}, schedule, loss)
+        elif what == "module":
+            pipeline.PipelineEngine({me: "layer"}, schedule, loss)
+        elif what == "wrapped":
+            pipeline.PipelineEngine({me: DistributedDataParallel(linear)}, schedule, loss)
+        elif what == "illegal":
+            wrong = pipeline.Schedule.parse("r0: F0 B0 F1 B1\nr1: F1 B1 F0 B0")
+            pipeline.PipelineEngine({me: linear}, wrong, loss)
+        elif what == "dual":
+            dual = pipeline.dual_pipe(2, 4)
+            pipeline.PipelineEngine(dict.fromkeys(dual.stages_of(me), linear), dual, loss)
+        elif what == "few":
+            pipeline.PipelineEngine({me: linear}, schedule, loss).step(rows[:1], rows[:1])
+        elif what == "targets":
+            pipeline.PipelineEngine({me: linear}, schedule, loss).step(rows, rows[:3])
+        elif what == "type":
+            pipeline.PipelineEngine({me: linear}, schedule, loss).step([1, 2], rows)
+    except (TypeError, ValueError) as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def grows() -> None:
+    me = dist.get_rank()
+    stage = _Growing() if me == 0 else nn.Linear(4, 4)
+    engine = pipeline.PipelineEngine({me: stage}, pipeline.gpipe(2, 2), lambda y, t: (y.sum(), len(t)))
+    engine.step(torch.ones(4, 4), torch.ones(4, 4))
+
+
+class _Growing(nn.Module):
+    """Its output has one more row every time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows, self.scale = 0, nn.Parameter(torch.ones(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.rows += 1
+        return x.repeat(self.rows, 1) * self.scale
+
+
+def several_tensors() -> float:
+    """A stage that hands on two tensors and a whole number, of which one needs no gradient."""
+    ranks, me = dist.get_world_size(), dist.get_rank()
+    torch.manual_seed(0)
+    parts = [_Two(nn.Linear(4, 4, dtype=torch.float64), n == ranks - 1) for n in range(ranks)]
+    rows = torch.randn(6, 4, dtype=torch.float64)
+    reference = copy.deepcopy(parts)
+    x: Any = (rows,)
+    for part in reference:
+        x = part(*x)
+        x = x if isinstance(x, tuple) else (x,)
+    (x[0].sum() / 6).backward()
+    engine = pipeline.PipelineEngine({me: parts[me]}, pipeline.zero_bubble_h1(ranks, 3), lambda y, t: (y.sum(), len(t)))
+    engine.step(rows, rows)
+    return worst((a.grad, b.grad) for a, b in zip(parts[me].parameters(), reference[me].parameters(), strict=True))
+
+
+class _Two(nn.Module):
+    def __init__(self, layer: nn.Linear, last: bool) -> None:
+        super().__init__()
+        self.layer, self.last = layer, last
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor | None = None, n: torch.Tensor | None = None) -> Any:
+        y = x if y is None else y
+        n = torch.arange(4) if n is None else n + 1
+        x = torch.tanh(self.layer(x)) + y * n
+        return x + y if self.last else (x, torch.cos(y) * x.detach(), n)

@@ -24,9 +24,9 @@ AHEAD = 2
 class PipelineEngine:
     """Runs a schedule: each rank its actions in order, and between them the messages that follow from it.
 
-    The gradients are those of Σ sum / Σ count over the whole batch, whatever the number and sizes of micro-batches: each
-    backward starts from a *sum*, and the total is divided once, at the end. They are added to what is in ``grad``, as
-    backward does.
+    The gradients are those of Σ sum / Σ count over the whole batch, whatever the number and sizes of micro-batches:
+    each backward starts from a *sum*, and the total is divided once, at the end. They are added to what is in ``grad``,
+    as backward does.
 
     Args:
         stages: Number of each stage that this rank hosts → its module, or a `PipelineStage`.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from labkit import collectives
+from labkit import collectives, device
 from labkit.collectives import placement
 
 
@@ -85,8 +86,7 @@ def tied_parameters(params: Iterable[torch.nn.Parameter], group: dist.ProcessGro
     for param in params:
         if (name := placement(param).tied) is not None:
             here.setdefault(name, []).append(param)
-    everywhere: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(everywhere, {name: len(found) for name, found in here.items()}, group=group)
+    everywhere = _told(list(here), group)
     ties = []
     for name in sorted({name for names in everywhere for name in names}, key=repr):
         ranks = [rank for rank, names in enumerate(everywhere) if name in names]
@@ -98,6 +98,19 @@ def tied_parameters(params: Iterable[torch.nn.Parameter], group: dist.ProcessGro
                     param.copy_(value)
             ties.append(tied)
     return ties
+
+
+def _told(names: list[Hashable], group: dist.ProcessGroup | None) -> list[list[Hashable]]:
+    """What each rank says, on all ranks."""
+    ranks, here = dist.get_world_size(group), device.current()
+    said = torch.frombuffer(bytearray(pickle.dumps(names)), dtype=torch.uint8).to(here)
+    sizes = torch.empty(ranks, dtype=torch.int64, device=here)
+    collectives.all_gather(sizes, torch.tensor([len(said)], device=here), group=group)
+    rows = torch.zeros(ranks, int(sizes.max()), dtype=torch.uint8, device=here)
+    mine = rows[dist.get_rank(group)].clone()
+    mine[: len(said)] = said
+    collectives.all_gather(rows, mine, group=group)
+    return [pickle.loads(bytes(row[:size].tolist())) for row, size in zip(rows, sizes.tolist(), strict=True)]
 
 
 @torch.no_grad()

@@ -128,7 +128,7 @@ class BatchedWires(Wires):
         self._leaving[message] = tensors, border
 
     def advance(self, now: Sequence[Item], soon: Iterable[Message]) -> None:
-        """Between two actions: one batch, but for what crosses a border for the first time, whose header goes before."""
+        """Between two actions: one batch; before what crosses a border for the first time its header."""
         for work in self._works:  # what was sent before the last action: by now its tensors may go
             work.wait()
         self._works = []

@@ -95,7 +95,8 @@ class _Scatter(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, group: Group) -> torch.Tensor:
         ctx.group, ctx.algorithm = group, asked()
-        return by_rank(x, group)[:, dist.get_rank(group)].contiguous()
+        share = by_rank(x, group)[:, dist.get_rank(group)]
+        return share.clone(memory_format=torch.contiguous_format)  # a view would keep all of x
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple:  # type: ignore[override]

@@ -188,7 +188,7 @@ class Schedule:
         """What is sent when the action has ended; ``None`` where no other rank waits for it."""
         kind, micro_batch, stage = action
         neighbour = stage + STEP[kind]
-        if kind == "W" or neighbour not in range(self.stages):
+        if kind == "W" or not 0 <= neighbour < self.stages:
             return None
         source, target = self.rank_of(stage, micro_batch), self.rank_of(neighbour, micro_batch)
         return None if source == target else Message(kind, micro_batch, stage, source, target)

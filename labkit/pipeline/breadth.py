@@ -23,7 +23,7 @@ def breadth_first(ranks: int, micro_batches: int, chunks: int) -> Schedule:
     Raises:
         TypeError, ValueError: No whole number, or below 1.
 
-    Source: Lamy-Poirier, "Breadth-first pipeline parallelism" (2023), section 4. torch's `ScheduleLoopedBFS` takes the
+    Source: Lamy-Poirier, "Breadth-first pipeline parallelism" (2023). torch's `ScheduleLoopedBFS` takes the
     micro-batches of a backward in reverse.
 
     >>> print(breadth_first(ranks=2, micro_batches=2, chunks=2).text())
@@ -39,4 +39,4 @@ def breadth_first(ranks: int, micro_batches: int, chunks: int) -> Schedule:
             yield from run("B", stage, range(micro_batches))
 
     assumptions = (EVEN, SYNCHRONOUS, "m ≥ p: with fewer micro-batches a rank waits between its stages")
-    return by_rank("breadth-first", ranks, micro_batches, order, assumptions, "Lamy-Poirier 2023, section 4", chunks)
+    return by_rank("breadth-first", ranks, micro_batches, order, assumptions, "Lamy-Poirier 2023", chunks)

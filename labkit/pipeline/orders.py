@@ -55,8 +55,8 @@ def one_f_one_b(ranks: int, micro_batches: int) -> Schedule:
     Raises:
         TypeError, ValueError: No whole number, or below 1.
 
-    Source: Narayanan et al., "Memory-efficient pipeline-parallel DNN training" (2021), section 3.1 (PipeDream-Flush);
-    Fan et al., "DAPPLE" (2021), section 3.
+    Source: Narayanan et al., "Memory-efficient pipeline-parallel DNN training" (2021), PipeDream-Flush; Fan et al.,
+    "DAPPLE" (2021).
 
     >>> print(one_f_one_b(ranks=4, micro_batches=3).text())
     r0: F0 F1 F2 B0 B1 B2

@@ -32,7 +32,7 @@ def zero_bubble_h1(ranks: int, micro_batches: int) -> Schedule:
     Raises:
         TypeError, ValueError: No whole number, or below 1.
 
-    Source: Qi et al. (2023), section 2.1.1 and figure 2.
+    Source: Qi et al. (2023), section 2.1 and figure 3.
 
     >>> print(zero_bubble_h1(ranks=3, micro_batches=3).text())
     r0: F0 F1 F2 B0 W0 B1 W1 B2 W2
@@ -44,7 +44,7 @@ def zero_bubble_h1(ranks: int, micro_batches: int) -> Schedule:
         return _one_f_one_b_one_w(rank, micro_batches, warm_up=ranks - 1 - rank, lag=rank)
 
     assumptions = (ALIKE, EVEN, SYNCHRONOUS)
-    return by_rank("ZB-H1", ranks, micro_batches, order, assumptions, f"{SOURCE}, section 2.1.1")
+    return by_rank("ZB-H1", ranks, micro_batches, order, assumptions, f"{SOURCE}, section 2.1")
 
 
 def zero_bubble_h2(ranks: int, micro_batches: int) -> Schedule:
@@ -56,7 +56,7 @@ def zero_bubble_h2(ranks: int, micro_batches: int) -> Schedule:
 
     Args, Raises: As `zero_bubble_h1`.
 
-    Source: Qi et al. (2023), section 2.1.2 and figure 3.
+    Source: Qi et al. (2023), section 2.2 and figure 3.
 
     >>> print(zero_bubble_h2(ranks=2, micro_batches=3).text())
     r0: F0 F1 F2 B0 W0 B1 W1 B2 W2
@@ -67,7 +67,7 @@ def zero_bubble_h2(ranks: int, micro_batches: int) -> Schedule:
         return _one_f_one_b_one_w(rank, micro_batches, warm_up=2 * (ranks - 1 - rank), lag=2 * rank)
 
     assumptions = (ALIKE, EVEN, NO_BARRIER, "m ≥ 2p−1")
-    return by_rank("ZB-H2", ranks, micro_batches, order, assumptions, f"{SOURCE}, section 2.1.2")
+    return by_rank("ZB-H2", ranks, micro_batches, order, assumptions, f"{SOURCE}, section 2.2")
 
 
 def _one_f_one_b_one_w(stage: int, micro_batches: int, warm_up: int, lag: int) -> Iterable[Action]:
@@ -95,7 +95,7 @@ def zero_bubble_v(ranks: int, micro_batches: int) -> Schedule:
     Raises:
         TypeError, ValueError: No whole number, or below 1.
 
-    Source: Qi et al. (2023), section 6 and figure 8. The order is that of torch's `ScheduleZBVZeroBubble`.
+    Source: Qi et al. (2023), section 6. The order is that of torch's `ScheduleZBVZeroBubble`.
 
     >>> print(zero_bubble_v(ranks=1, micro_batches=2).text())
     r0: F0.0 F0.1 B0.1 W0.1 F1.0 B0.0 W0.0 F1.1 B1.1 W1.1 B1.0 W1.0

@@ -15,7 +15,7 @@ forward, the gradient of the input, the gradient of the weights.
 
 Sources: Huang et al., "GPipe" (2019); Narayanan et al., "Efficient large-scale language model training on GPU
 clusters" (2021), section 2.2; Korthikanti et al. (2022), appendix B; Qi et al., "Zero bubble pipeline parallelism"
-(2023), section 2.1; DeepSeek-AI, "DeepSeek-V3 technical report" (2024), table 2, whose B is both gradients.
+(2023), section 2; DeepSeek-AI, "DeepSeek-V3 technical report" (2024), table 2, whose B is both gradients.
 """
 
 from __future__ import annotations

@@ -295,3 +295,20 @@ class _Two(nn.Module):
         n = torch.arange(4) if n is None else n + 1
         x = torch.tanh(self.layer(x)) + y * n
         return x + y if self.last else (x, torch.cos(y) * x.detach(), n)
+
+
+def each_of(schedules: list[pipeline.Schedule]) -> list[float]:
+    """One step of each schedule, on small layers: how far gradients are from one process's."""
+    off = []
+    for number, schedule in enumerate(schedules):
+        torch.manual_seed(number)
+        layers = [nn.Sequential(nn.Linear(4, 4, dtype=torch.float64), nn.Tanh()) for _ in range(schedule.stages)]
+        rows = torch.randn(schedule.micro_batches + 1, 4, dtype=torch.float64)
+        reference = copy.deepcopy(nn.Sequential(*layers))
+        (reference(rows).sum() / len(rows)).backward()
+        mine = hosted(schedule, layers, dist.get_rank())
+        pipeline.PipelineEngine(mine, schedule, lambda y, t: (y.sum(), len(t))).step(rows, rows)
+        for stage, layer in mine.items():
+            expected = reference[stage].parameters()
+            off.append(worst((a.grad, b.grad) for a, b in zip(layer.parameters(), expected, strict=True)))
+    return off

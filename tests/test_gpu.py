@@ -5,11 +5,13 @@ from __future__ import annotations
 import programs
 import programs_context_parallel
 import programs_data_parallel
+import programs_pipeline
 import programs_tensor_parallel
 import pytest
 import torch
 
 import labkit
+from labkit import pipeline
 
 pytestmark = [
     pytest.mark.gpu,
@@ -194,6 +196,24 @@ def test_the_input_gradient_travels_on_a_stream_of_its_own(how):
     for sums, products in labkit.run(streams_of_a_wide_layer, how, ranks=2).values:
         together = [(a, b) for a in sums for b in products if max(a[0], b[0]) < min(a[1], b[1])]
         assert together
+
+
+@pytest.mark.parametrize("schedule", [pipeline.one_f_one_b(3, 5), pipeline.zero_bubble_h1(3, 5)], ids=lambda s: s.name)
+def test_a_pipeline_of_ranks_that_share_a_gpu(schedule):
+    if torch.cuda.device_count() >= 3:
+        pytest.skip("each rank has a GPU: NCCL, as in the test of several GPUs")
+    run = labkit.run(programs_pipeline.against_one_process, schedule, 4, 7, ranks=3)
+    assert max(run.values) <= 1e-12
+
+
+@pytest.mark.multi_gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_a_pipeline_over_nccl():
+    """Batches of messages, in the one order in which no rank waits for one that waits for it."""
+    for schedule in (pipeline.gpipe(2, 5), pipeline.one_f_one_b(2, 5), pipeline.interleaved(2, 4, 2),
+                     pipeline.zero_bubble_v(2, 4)):  # fmt: skip
+        run = labkit.run(programs_pipeline.against_one_process, schedule, 5, 7, ranks=2)
+        assert max(run.values) <= 1e-12
 
 
 @pytest.mark.multi_gpu

@@ -41,6 +41,7 @@ MAY_IMPORT = {
         "tensor_parallel",
         "sequence_parallel",
         "context_parallel",
+        "pipeline",
     },
     "bench": {
         "collectives",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import programs_pipeline as programs
 import pytest
 import torch
@@ -9,6 +11,7 @@ import torch
 import labkit
 from labkit import pipeline
 from labkit.pace import Link, Pace
+from labkit.pipeline.schedule import Action, needs
 
 
 def every(ranks: int, m: int, chunks: int = 1) -> list[pipeline.Schedule]:
@@ -39,6 +42,33 @@ def test_steps_are_those_of_one_process(schedule, name, batched):
     run = labkit.run(programs.against_one_process, schedule, layers, schedule.micro_batches + 2, name,
                      batched=batched, ranks=schedule.ranks)  # fmt: skip
     assert max(run.values) <= 1e-12
+
+
+def at_random(seed: int, ranks: int) -> pipeline.Schedule:
+    """Any legal order: one action after the other, of those that could begin."""
+    draw = random.Random(seed)
+    chunks, m, split = draw.choice((1, 2, 3)), draw.randint(1, 4), draw.random() < 0.5
+    stages, rows, done = ranks * chunks, [[] for _ in range(ranks)], set()
+    placement = tuple(draw.sample([r for r in range(ranks) for _ in range(chunks)], stages))
+    left = {Action(kind, n, s) for kind in ("FBW" if split else "FB") for n in range(m) for s in range(stages)}
+    while left:
+        ready = sorted(a for a in left if all(needed in done for needed in needs(a, stages)))
+        action = draw.choice(ready)
+        rows[placement[action.stage]].append(action)
+        done.add(action)
+        left.remove(action)
+    return pipeline.Schedule(name=f"at random, {seed}", ranks=ranks, micro_batches=m, stages=stages, actions=rows,
+                             placement=placement)  # fmt: skip
+
+
+@pytest.mark.parametrize("seeds", [range(8), pytest.param(range(8, 108), marks=pytest.mark.soak)])
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_what_check_accepts_runs(ranks, seeds):
+    """Any placement, any number of stages a rank; next and previous rank may be the same (fault 31)."""
+    schedules = [at_random(seed, ranks) for seed in seeds]
+    for schedule in schedules:
+        schedule.check()
+    assert max(max(off) for off in labkit.run(programs.each_of, schedules, ranks=ranks, timeout=300).values) <= 1e-12
 
 
 @pytest.mark.parametrize("schedule", [pipeline.one_f_one_b(2, 3), pipeline.zero_bubble_h1(2, 3)], ids=lambda s: s.name)

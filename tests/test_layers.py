@@ -18,7 +18,8 @@ MAY_IMPORT = {
     "world": {"trace", "device", "pace"},
     "progress": set(),
     "turns": set(),
-    "show": {"progress", "trace"},
+    # Of the pipeline's room, show needs plain data only: schedules and timelines, which import no torch.
+    "show": {"pipeline", "progress", "trace"},
     "memory": {"trace", "device"},
     "collectives": {"trace", "device"},
     "tensor_parallel": {"collectives", "device", "model", "trace"},

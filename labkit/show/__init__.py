@@ -4,7 +4,8 @@
 each rank holds after each operation; `compare` predicted beside measured; `volume` what each rank sends; `bandwidth`
 how fast messages of each size go; `memory` who holds which bytes, `memory_settings` one setting after another and
 `memory_timeline` one event after another; `buckets` what backward hides of the reductions; `layer` a layer that ranks
-share, and where they send; `tiles` the matrix of attention, tile by tile.
+share, and where they send; `tiles` the matrix of attention, tile by tile; `timeline` what each rank of a pipeline does
+when.
 
     labkit.show.trace(run.trace)
     labkit.show.predict("ring-bytes", "How many bytes does each rank send?", unit="B")
@@ -26,8 +27,9 @@ from labkit.show.memoryfigure import memory, memory_settings
 from labkit.show.memoryline import memory_timeline
 from labkit.show.stepfigure import ring, tree
 from labkit.show.tilefigure import tiles
+from labkit.show.timelinefigure import timeline
 from labkit.show.tracefigure import trace
 
 __all__ = ["BucketTimes", "Drawing", "Figure", "LayerStage", "Table", "bandwidth", "buckets", "compare", "guess",
            "holdings", "layer", "memory", "memory_settings", "memory_timeline", "predict", "reveal", "ring", "tiles",
-           "trace", "tree", "volume"]  # fmt: skip
+           "timeline", "trace", "tree", "volume"]  # fmt: skip

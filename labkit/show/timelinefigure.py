@@ -66,8 +66,8 @@ def timeline(
 
     >>> from labkit.pipeline import one_f_one_b, simulate
     >>> print(timeline(simulate(one_f_one_b(ranks=2, micro_batches=3), forward=20, backward=40, weight=0), unit="ms"))
-    1F1B ends at 240 ms, 25 % of it idle; a rank holds at most 2 micro-batches [simulated]
-      F forward and B backward of a micro-batch; dotted: idle. Below each row the stash, micro-batches held.
+    1F1B ends at 240 ms, 25 % of it idle; micro-batches that a rank holds at most: 2 [simulated]
+      F (higher) forward, B (lower) backward of a micro-batch; dotted: idle. Below a row its stash, micro-batches held.
       1F1B | makespan 240 ms | bubble 33.3 % of ideal, 25.0 % of total | peaks 2 1
       r0: F0 F1 B0 F2 B1 B2 | idle 25 %
       r1: F0 B0 F1 B1 F2 B2 | idle 25 %
@@ -85,10 +85,11 @@ def timeline(
 
 
 def _check(timelines: Any, controls: Any, axis_to: Any, source: Any) -> None:
-    if callable(timelines) != (controls is not None):
-        what = "a function needs controls, such as {'m': [1, 2, 4, 8]}" if callable(timelines) else (
-            "controls need a function of them, such as lambda m: simulate(one_f_one_b(4, m))")  # fmt: skip
-        raise TypeError(f"timelines is {timelines!r} and controls is {controls!r}: {what}")
+    if callable(timelines) and controls is None:
+        raise TypeError("timelines is a function, which needs controls, such as {'m': [1, 2, 4, 8]}")
+    if controls is not None and not callable(timelines):
+        raise TypeError(f"controls need a function of them, such as lambda m: simulate(one_f_one_b(4, m)), but timelines "
+                        f"is {type(timelines).__name__}")  # fmt: skip
     if controls is not None:
         if not isinstance(controls, Mapping) or not all(isinstance(v, (list, tuple, range)) for v in controls.values()):
             raise TypeError(f"controls is {controls!r}: expected argument → values, such as {{'m': [1, 2, 4, 8]}}")

@@ -37,8 +37,8 @@ class TimelineFigure(Figure):
     @property
     def origin(self) -> str:
         """Where the data is from: "simulated · measured" where one stands over the other."""
-        words = {"measured": "figure.measured", "paced": "figure.paced", "simulated": "figure.simulated"}
-        return " · ".join(dict.fromkeys(say(words[v.source]) for v in self.chart.variants))
+        keys = {"measured": "figure.measured", "paced": "figure.paced", "simulated": "figure.simulated"}
+        return " · ".join(say(key) for key in dict.fromkeys(keys[v.source] for v in self.chart.variants))
 
     def controlled(self, dials: Mapping[str, Sequence[Any]], scenes: list[TimelineFigure]) -> TimelineFigure:
         """This figure with a control for each of `dials`; `scenes`: one a combination, the last name fastest."""

@@ -26,6 +26,7 @@ from labkit.pipeline import (
     zero_bubble_h2,
     zero_bubble_v,
 )
+from labkit.pipeline.schedule import stash_after
 
 SIZES = [(1, 1), (1, 4), (2, 1), (2, 4), (2, 5), (3, 7), (4, 1), (4, 3), (4, 4), (4, 8), (4, 11), (8, 16)]
 
@@ -80,6 +81,14 @@ def test_what_a_rank_holds(p, m):
 def test_few_micro_batches_are_held_by_few():
     """pytorch/torchtitan#775: p 4, m 3."""
     assert one_f_one_b(4, 3).stash() == (3, 3, 2, 1)
+
+
+def test_what_a_rank_holds_during_each_action():
+    """From the beginning of F to the end of B, or of W."""
+    assert stash_after(one_f_one_b(2, 3).actions[0], frozenset()) == [1, 2, 2, 2, 2, 1]
+    schedule = zero_bubble_h1(2, 2)
+    assert schedule.text().splitlines()[1] == "r1: F0 B0 F1 B1 W0 W1"
+    assert stash_after(schedule.actions[1], schedule.taken_apart) == [1, 1, 2, 2, 2, 1]
 
 
 @pytest.mark.parametrize("p", [2, 4, 8])

@@ -54,7 +54,7 @@ def _fastest(time: Time, layers: int, stages: int) -> int:
     """The largest time of the best partition, one stage after the other: layers so far → the best so far."""
     best = {0: 0}
     for stage in range(stages):
-        ends = range(stage + 1, layers - (stages - 1 - stage) + 1)  # a layer at least for each stage
+        ends = range(stage + 1, layers + 1)  # a layer at least for each stage so far
         best = {end: min(max(best[cut], time(stage, cut, end)) for cut in best if cut < end) for end in ends}
     return best[layers]
 
@@ -64,7 +64,7 @@ def _most_even(time: Time, layers: int, stages: int, limit: int) -> tuple[int, .
     best: dict[int, tuple[int, tuple[int, ...]]] = {0: (0, (0,))}
     for stage in range(stages):
         following = {}
-        for end in range(stage + 1, layers - (stages - 1 - stage) + 1):
+        for end in range(stage + 1, layers + 1):
             within = (
                 (squares + time(stage, cuts[-1], end) ** 2, tuple(-cut for cut in cuts), cuts)
                 for squares, cuts in best.values() if cuts[-1] < end and time(stage, cuts[-1], end) <= limit

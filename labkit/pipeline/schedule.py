@@ -14,7 +14,6 @@ Without W, B is both gradients. Only zero-bubble schedules take them apart: nobo
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -242,7 +241,9 @@ class Schedule:
         >>> print(Schedule.parse("r0: F0.0 F0.1 B0.1 B0.0").text())
         r0: F0.0 F0.1 B0.1 B0.0
         """
-        rows = _words(text)
+        from labkit.pipeline.text import read
+
+        rows = read(text)
         words = list(chain.from_iterable(rows))
         last = max((w.stage for w in words if w.stage is not None), default=0)
         empty = cls(
@@ -261,48 +262,6 @@ def stash_after(row: Sequence[Action], taken_apart: frozenset[tuple[int, int]]) 
         after.append(held)
         held -= action.kind == ("W" if (action.micro_batch, action.stage) in taken_apart else "B")
     return after
-
-
-_LINE = re.compile(r"r(\d+)\s*:(.*)")
-_WORD = re.compile(r"([FBW])(\d+)(?:\.(\d+))?")
-
-
-class _Word(NamedTuple):
-    """An action as it is written; without its stage where a rank hosts one."""
-
-    kind: Kind
-    micro_batch: int
-    stage: int | None
-    where: str
-
-    def action(self, rank: int, hosted: Sequence[int]) -> Action:
-        if self.stage is not None:
-            return Action(self.kind, self.micro_batch, self.stage)
-        if len(hosted) != 1:
-            raise ValueError(f"{self.where} names no stage, but rank {rank} hosts {len(hosted)}: write it as in 'F3.1'")
-        return Action(self.kind, self.micro_batch, hosted[0])
-
-
-def _words(text: str) -> list[list[_Word]]:
-    """The words of each line."""
-    rows: list[list[_Word]] = []
-    for number, line in enumerate(text.splitlines(), 1):
-        if not line.strip():
-            continue
-        read = _LINE.fullmatch(line.strip())
-        if read is None or int(read[1]) != len(rows):
-            raise ValueError(f"line {number} is {line.strip()!r}: expected 'r{len(rows)}: F0 F1 …', the next rank's")
-        rows.append([])
-        for place, word in enumerate(read[2].split(), 1):
-            where = f"line {number}, word {place}: {word!r}"
-            match = _WORD.fullmatch(word)
-            if match is None:
-                raise ValueError(f"{where} is no action: expected F, B or W and a micro-batch, such as 'F3' or 'F3.1'")
-            kind, micro_batch, stage = match.groups()
-            rows[-1].append(_Word(kind, int(micro_batch), None if stage is None else int(stage), where))  # type: ignore[arg-type]
-    if not rows:
-        raise ValueError("the text has no line: expected one a rank, such as 'r0: F0 B0'")
-    return rows
 
 
 def whole(name: str, value: object, least: int) -> None:

@@ -19,7 +19,7 @@ def story(exercise: Exercise, case: Case, run: labkit.Run) -> tuple[tuple[str, .
     bad = exercise.compare(case, values, expected)
     rank = bad[0]
     told = exercise.tells(case, values, bad) if exercise.tells else _result(case, rank, values[rank], expected[rank])
-    lines = [*(way(run.trace) if exercise.ring else []), *run.leftovers[:2], told]
+    lines = [*(way(run.trace) if exercise.ring else []), *run.leftovers[:2], *told.splitlines()]
     early = any(e.kind == "recv" and e.end is None for e in run.trace.events)  # then what was held when is chance
     if early or not exercise.ring or case.kind != "parts":
         return tuple(lines), None

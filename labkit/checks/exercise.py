@@ -120,6 +120,8 @@ class Exercise:
         theirs: Files of which no function may be called, since it does the exercise; ``None``: labkit's algorithms.
         shipped: What stands in the notebook at first, where it is no stub: seeing it fail is no attempt yet.
         order: ``order(case, trace)``: what is wasteful in the order of events, in words; nothing, if nothing is.
+        excess: ``excess(case, values)``: what is wasteful in what was made, in words; nothing, if nothing is.
+        score: ``score(case, values)``: how good what was made is, in words; told of the last case, if all are right.
     """
 
     name: str
@@ -141,6 +143,8 @@ class Exercise:
     theirs: frozenset[str] | None = None
     shipped: Callable[..., Any] | None = None
     order: Callable[[Case, Trace], str] | None = None
+    excess: Callable[[Case, list[Any]], str] | None = None
+    score: Callable[[Case, list[Any]], str] | None = None
 
     def is_shipped(self, fn: Callable[..., Any]) -> bool:
         """Whether a function is still as it stood in the notebook; comments and spaces do not count."""

@@ -47,10 +47,11 @@ def _judge(exercise: Exercise, fn: Callable[..., Any]) -> Verdict:
             return _told(exercise, shown, _spent_too_much(exercise, fn, seen) if case.ranks == 1 else ())
         seen.append(outcome)
     _print(seen[0])
-    if over := _spent_too_much(exercise, fn, seen) or _out_of_order(exercise, seen):
+    if over := _spent_too_much(exercise, fn, seen) or _wasteful(exercise, seen):
         return Verdict(exercise.name, "wasteful", _all_right(exercise), over)
     spent = [(o.case, costs(o.run)) for o in seen if o.run is not None]
-    return Verdict(exercise.name, "right", "", (_all_right(exercise), *_spent(exercise, spent)))
+    lines = _all_right(exercise), *_spent(exercise, spent), *_score(exercise, seen)
+    return Verdict(exercise.name, "right", "", lines)
 
 
 def _smallest(exercise: Exercise, fn: Callable[..., Any], found: Outcome, passed: list[Case]) -> Outcome:
@@ -191,11 +192,22 @@ def _over_budget(exercise: Exercise, spent: list[tuple[Case, list[Cost]]]) -> tu
     return ()
 
 
-def _out_of_order(exercise: Exercise, seen: list[Outcome]) -> tuple[str, ...]:
+def _wasteful(exercise: Exercise, seen: list[Outcome]) -> tuple[str, ...]:
+    """A line if the order of events is wasteful, or what was made."""
     for o in seen:
-        if exercise.order and o.run is not None and (line := exercise.order(o.case, o.run.trace)):
+        if o.run is None:
+            continue
+        line = exercise.order(o.case, o.run.trace) if exercise.order else ""
+        if line := line or (exercise.excess(o.case, [t.value for t in o.run.values]) if exercise.excess else ""):
             return (f"{line}   {exercise.where(o.case)}",)
     return ()
+
+
+def _score(exercise: Exercise, seen: list[Outcome]) -> list[str]:
+    last = seen[-1]
+    if exercise.score is None or last.run is None:
+        return []
+    return [f"{exercise.score(last.case, [t.value for t in last.run.values])}   {exercise.where(last.case)}"]
 
 
 def _excess(unit: str, have: int, limit: int) -> str:

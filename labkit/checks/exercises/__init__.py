@@ -28,6 +28,13 @@ NAMES = {
     "norm_gradients": "05",
     "online_softmax": "05",
     "ring_combine": "05",
+    "one_f_one_b_order": "06",
+    "gpipe_order": "06",
+    "warm_up": "06",
+    "peak_stash": "06",
+    "repair": "06",
+    "one_f_one_b_loop": "06",
+    "beat_1f1b": "06",
 }
 
 

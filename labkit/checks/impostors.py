@@ -31,6 +31,7 @@ LINEUPS = {
     "03": "labkit.checks.lineups.data_parallel",
     "04": "labkit.checks.lineups.tensor_parallel",
     "05": "labkit.checks.lineups.sequence_parallel",
+    "06": "labkit.checks.lineups.pipeline",
 }
 
 

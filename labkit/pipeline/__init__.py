@@ -4,8 +4,8 @@
     schedule.check()
     labkit.pipeline.simulate(schedule, forward=20, backward=20, weight=20).makespan
 
-Read `schedule` first, then `orders`. Only `PipelineStage` and `PipelineEngine` need torch; they are loaded when they
-are first used.
+Read `schedule` first, then `orders`. `PipelineStage`, `PipelineEngine` and `cut` need torch; they are loaded when
+they are first used.
 """
 
 from __future__ import annotations
@@ -27,16 +27,20 @@ from labkit.pipeline.timeline import TimedAction, Timeline, Transfer
 from labkit.pipeline.zero_bubble import zero_bubble_h1, zero_bubble_h2, zero_bubble_v
 
 #: Public name → module that defines it, which imports torch.
-_HOME = {"PipelineStage": "labkit.pipeline.stage", "PipelineEngine": "labkit.pipeline.engine"}
+_HOME = {
+    "PipelineStage": "labkit.pipeline.stage", "PipelineEngine": "labkit.pipeline.engine", "cut": "labkit.pipeline.parts",
+    "TransformerPart": "labkit.pipeline.parts",
+}  # fmt: skip
 
 if TYPE_CHECKING:
     from labkit.pipeline.engine import PipelineEngine
+    from labkit.pipeline.parts import TransformerPart, cut
     from labkit.pipeline.stage import PipelineStage
 
 __all__ = [
     "Action", "Compute", "IllegalSchedule", "Message", "PipelineEngine", "PipelineStage", "Receive", "Schedule", "Send",
-    "TimedAction", "Timeline", "Transfer", "breadth_first", "check", "check_messages", "dual_pipe", "dual_pipe_v",
-    "gpipe", "interleaved", "messages", "one_f_one_b", "partition", "simulate", "zero_bubble_h1", "zero_bubble_h2",
+    "TimedAction", "Timeline", "Transfer", "TransformerPart", "breadth_first", "check", "check_messages", "cut",
+    "dual_pipe", "dual_pipe_v", "gpipe", "interleaved", "messages", "one_f_one_b", "partition", "simulate", "zero_bubble_h1", "zero_bubble_h2",
     "zero_bubble_v",
 ]  # fmt: skip
 

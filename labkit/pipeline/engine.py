@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from labkit import collectives, device
 from labkit.collectives import check
-from labkit.pipeline.gradients import Kept, add_up_tied, average_over, tied_parameters
+from labkit.pipeline.gradients import Kept, add_up_tied, add_up_over, tied_parameters
 from labkit.pipeline.messages import Compute, Receive, messages
 from labkit.pipeline.schedule import STEP, Action, Message, Schedule
 from labkit.pipeline.stage import PipelineStage, Tensors
@@ -123,7 +123,7 @@ class PipelineEngine:
                 made = flow.compute(action, given)
             flow.hand_on(action, made)
             if last[action.stage] == place and torch.is_grad_enabled() and self.data_parallel_group is not None:
-                reducing += average_over(self.data_parallel_group, self.stages[action.stage].module)
+                reducing += add_up_over(self.data_parallel_group, self.stages[action.stage].module)
         flow.end()
         return flow.totals, reducing
 

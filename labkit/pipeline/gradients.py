@@ -40,7 +40,7 @@ class Kept:
             param.grad = before
 
 
-def average_over(group: dist.ProcessGroup, module: torch.nn.Module) -> list[Any]:
+def add_up_over(group: dist.ProcessGroup, module: torch.nn.Module) -> list[Any]:
     """Begin to add up a stage's gradients over its replicas: one all-reduce for each element type.
 
     Returns:

@@ -49,6 +49,7 @@ MAY_IMPORT = {
         "data_parallel",
         "memory",
         "model",
+        "pipeline",
         "run",
         "sequence_parallel",
         "tensor_parallel",

@@ -28,8 +28,8 @@ from labkit.pipeline.zero_bubble import zero_bubble_h1, zero_bubble_h2, zero_bub
 
 #: Public name → module that defines it, which imports torch.
 _HOME = {
-    "PipelineStage": "labkit.pipeline.stage", "PipelineEngine": "labkit.pipeline.engine", "cut": "labkit.pipeline.parts",
-    "TransformerPart": "labkit.pipeline.parts",
+    "PipelineStage": "labkit.pipeline.stage", "PipelineEngine": "labkit.pipeline.engine",
+    "TransformerPart": "labkit.pipeline.parts", "cut": "labkit.pipeline.parts",
 }  # fmt: skip
 
 if TYPE_CHECKING:
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 __all__ = [
     "Action", "Compute", "IllegalSchedule", "Message", "PipelineEngine", "PipelineStage", "Receive", "Schedule", "Send",
     "TimedAction", "Timeline", "Transfer", "TransformerPart", "breadth_first", "check", "check_messages", "cut",
-    "dual_pipe", "dual_pipe_v", "gpipe", "interleaved", "messages", "one_f_one_b", "partition", "simulate", "zero_bubble_h1", "zero_bubble_h2",
-    "zero_bubble_v",
+    "dual_pipe", "dual_pipe_v", "gpipe", "interleaved", "messages", "one_f_one_b", "partition", "simulate",
+    "zero_bubble_h1", "zero_bubble_h2", "zero_bubble_v",
 ]  # fmt: skip
 
 

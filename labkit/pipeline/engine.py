@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from labkit import collectives, device
 from labkit.collectives import check
-from labkit.pipeline.gradients import Kept, add_up_tied, add_up_over, tied_parameters
+from labkit.pipeline.gradients import Kept, add_up_over, add_up_tied, tied_parameters
 from labkit.pipeline.messages import Compute, Receive, messages
 from labkit.pipeline.schedule import STEP, Action, Message, Schedule
 from labkit.pipeline.stage import PipelineStage, Tensors

@@ -140,6 +140,7 @@ OTHER_WORLDS = {
     "03_data_parallel": "ranks 0 to 3 hold the same gradients, bit for bit: True",
     "04_tensor_parallel": "",  # its first world has two ranks
     "05_sequence_parallel": "4 tensors of 2 bytes an element, 2 of 1 byte: 10sbh",
+    "06_pipeline_parallel": "m = 16: the fullest rank holds 16 (GPipe), 4 (1F1B)",
 }
 
 

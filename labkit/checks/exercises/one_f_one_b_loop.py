@@ -14,6 +14,7 @@ from labkit.checks.borrow import PACKAGE
 from labkit.checks.exercise import Case, Cost, Exercise, Wrong, nothing
 from labkit.checks.exercises.one_f_one_b_order import one_f_one_b_order
 from labkit.checks.orders import late, over_stash, schedule_of, size, words
+from labkit.checks.stage import Stage
 from labkit.pipeline import one_f_one_b
 from labkit.show.words import count, say
 
@@ -31,11 +32,10 @@ def one_f_one_b_loop(micro_batches, forward, backward, shape):
     works, warm_up = [], min(micro_batches, world - 1 - rank)
 
     def receive(peer):
-        if 0 <= peer < world:
-            x = torch.empty(shape)
-            dist.recv(x, peer)
-            return x
-        return None
+        if not 0 <= peer < world:
+            return None
+        dist.recv(x := torch.empty(shape), peer)
+        return x
 
     def send(x, peer):
         return [dist.isend(x, peer)] if 0 <= peer < world else []
@@ -178,65 +178,6 @@ def broadcasts(micro_batches: int, forward: Forward, backward: Backward, shape: 
             dist.broadcast(x, rank)
 
 
-class Stage:
-    """What the learner is given: a stage's forward and backward, which notice what is done with them.
-
-    Stage r makes 2x + r + 1 of x, and 3g + r + 1 of a gradient g. The first makes its x itself, the last its g.
-    """
-
-    def __init__(self, case: Case) -> None:
-        self.case, self.rank = case, dist.get_rank()
-        self.order: list[str] = []
-        self.fault = ""
-        self.held: dict[int, tuple[T | None, T | None]] = {}  # micro-batch → its input, and a copy of it
-
-    def forward(self, i: int, x: T | None) -> T:
-        self._note("F", i, x, self.rank == 0)
-        self.held[i] = x, None if x is None else x.clone()
-        return 2 * (x if x is not None else first(self.case, i)) + self.rank + 1
-
-    def backward(self, i: int, grad: T | None) -> T:
-        self._note("B", i, grad, self.rank == self.case.ranks - 1)
-        x, copy = self.held.pop(i, (None, None))
-        if x is not None and copy is not None and not torch.equal(x, copy):
-            self._wrong(say("one_f_one_b_loop.overwritten", rank=self.rank, micro_batch=i))
-        return 3 * (grad if grad is not None else first(self.case, i)) + self.rank + 1
-
-    def _note(self, kind: str, i: int, given: T | None, at_the_end: bool) -> None:
-        word = f"{kind}{i}"
-        self.order.append(word)
-        want = None if at_the_end else arriving(self.case, kind, i, self.rank)
-        if (given is None) != (want is None):
-            key = "one_f_one_b_loop.not_none" if want is None else "one_f_one_b_loop.none"
-            self._wrong(say(key, rank=self.rank, word=word))
-        elif given is not None and want is not None and not _same(given, want):
-            others = (j for j in range(self.case.more) if _same(given, arriving(self.case, kind, j, self.rank)))
-            if (whose := next(others, None)) is None:
-                self._wrong(say("one_f_one_b_loop.given", rank=self.rank, word=word))
-            else:
-                self._wrong(say("one_f_one_b_loop.whose", rank=self.rank, word=word, whose=f"{kind}{whose}"))
-
-    def _wrong(self, text: str) -> None:
-        self.fault = self.fault or text
-
-
-def first(case: Case, i: int) -> T:
-    """What comes into the pipeline for micro-batch i, from either end: whole numbers, exact in fp32."""
-    return torch.arange(case.elements).remainder(7).float() + 10 * i
-
-
-def arriving(case: Case, kind: str, i: int, rank: int) -> T:
-    """The input, or the gradient, that a stage gets of micro-batch i."""
-    x = first(case, i)
-    for stage in range(rank) if kind == "F" else reversed(range(rank + 1, case.ranks)):
-        x = (2 if kind == "F" else 3) * x + stage + 1
-    return x
-
-
-def _same(have: Any, want: T) -> bool:
-    return isinstance(have, torch.Tensor) and have.shape == want.shape and torch.equal(have, want)
-
-
 def call(fn: Any, case: Case) -> tuple[list[str], str]:
     """In which order forward and backward were called, and the first fault that was noticed."""
     stage = Stage(case)
@@ -255,8 +196,7 @@ def _rows(values: list[Any]) -> list[list[str]]:
 def differing(case: Case, values: list[Any], wanted: list[Any]) -> list[int]:
     """Any order is right in which everything is done once; `excess` says what it costs."""
     rows, faulty = _rows(values), [rank for rank, (_, fault) in enumerate(values) if fault]
-    numbers = [sorted(row) != sorted(want) for row, (want, _) in zip(rows, wanted, strict=True)]
-    return faulty or [rank for rank, wrong in enumerate(numbers) if wrong]
+    return faulty or [rank for rank, (want, _) in enumerate(wanted) if sorted(rows[rank]) != sorted(want)]
 
 
 def told(case: Case, values: list[Any], bad: list[int]) -> str:

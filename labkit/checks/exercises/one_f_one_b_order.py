@@ -12,8 +12,8 @@ from labkit.checks.orders import Row, first_difference, illegal, late, row_of, s
 from labkit.pipeline import one_f_one_b
 from labkit.show.words import say
 
-#: (ranks, micro-batches); the smallest first.
-SITUATIONS = ((1, 1), (1, 3), (2, 1), (2, 2), (2, 4), (3, 4), (4, 8), (4, 3), (4, 4), (5, 2), (8, 12))
+#: (ranks, micro-batches); the smallest first, and one rank last.
+SITUATIONS = ((2, 1), (2, 2), (2, 4), (3, 4), (4, 8), (4, 3), (4, 4), (5, 2), (8, 12), (1, 1), (1, 3))
 THEIRS = frozenset(str(PACKAGE / "pipeline" / f"{name}.py") for name in ("orders", "interleaving", "zero_bubble"))
 
 
@@ -163,7 +163,7 @@ EXERCISE = Exercise(
     solution=one_f_one_b_order,
     hints=lambda: (say("one_f_one_b_order.question"), say("one_f_one_b_order.state"), say("one_f_one_b_order.code")),
     wrong=(
-        Wrong(warms_up_with_one_more, "wasteful", "budget 1 (2.0×)"),
+        Wrong(warms_up_with_one_more, "wasteful", "budget 1 (2.0×); rank 1, place 1: expected B0, got F1"),
         Wrong(warms_up_with_one_less, "wrong", "expected F1, got B0"),
         Wrong(warms_up_on_the_last_rank_too, "wrong", "it ends at 21, not at 15"),
         Wrong(warms_up_by_its_rank, "wrong", "can never run"),
@@ -173,7 +173,7 @@ EXERCISE = Exercise(
         Wrong(takes_the_latest_first, "wrong", "expected B0, got B1"),
         Wrong(takes_more_micro_batches_for_granted, "crashed", "pop from empty list"),
         Wrong(numbers_past_the_last, "wrong", "F2, but the micro-batches are 0 to 1"),
-        Wrong(does_all_forwards_first, "wasteful", "budget 1"),
+        Wrong(does_all_forwards_first, "wasteful", "rank 1: 2 micro-batches at its peak; budget 1 (2.0×)"),
         Wrong(puts_the_backward_first, "wrong", "can never run"),
         Wrong(counts_from_one, "wrong", "place 0"),
         Wrong(returns_a_text, "wrong", "expected a list of words"),

@@ -314,7 +314,7 @@ def test_each_impostor_has_symptoms_of_its_own(line):
     first = {letter: rows[letter][0] for letter in "ABCD"}
     assert first["A"] == first["C"] == "8.724, as one process"
     assert all(first[letter].endswith("; one process 8.724") for letter in "BD")
-    assert rows["A"][1] == ", ".join(f"{name} (0.33 ×)" for name in lineup.PARTIAL)
+    assert rows["A"][1] == ", ".join(lineup.PARTIAL) + ": 0.33 × each"
     assert rows["C"][1] == "words, places, norm"
     assert rows["B"][1] == rows["D"][1] == "all 7"
     assert [rows[letter][3] for letter in "ABCD"] == ["different", "alike", "different", "different"]

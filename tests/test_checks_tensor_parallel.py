@@ -20,6 +20,7 @@ from labkit.checks.exercises import column_then_row as column
 from labkit.checks.exercises import f_and_g as fg
 from labkit.checks.exercises import row_bias as bias
 from labkit.checks.exercises import vocab_cross_entropy as vocab
+from labkit.checks.gradients import taken
 from labkit.checks.judge import judge
 from labkit.checks.lineups import tensor_parallel as lineup
 from labkit.show import guesses
@@ -168,7 +169,7 @@ def test_targets_lie_where_a_case_says():
         ([1.5, 6.0], None, "w, element 0: expected 1, got 1.5; wrong"),
         ([1.0, 3.0], [1.0, 3.0], "w, element 1: expected 4, got 3, which is what rank 1's own part gives"),
         ([1.0], None, "w: expected 1, …, there is none of this shape"),
-        (None, None, "w: expected 1, …, there is none of this shape"),
+        (None, None, "rank 1: w is None; expected 1, …"),
         ([float("nan"), 4.0], None, "w, element 0: expected 1, got nan"),
     ],
 )
@@ -176,8 +177,27 @@ def test_what_is_told_of_a_rank(have, own, says):
     want = {"loss": [1.0], "w": [1.0, 4.0], "v": [-0.0, -0.0]}
     mine = {"loss": [1.0], "w": have, "v": [1.0, 0.0]}
     line = alone.told([[want], [mine]], [[want], [want]], [1], own and [{}, {"w": own}])
-    assert line.startswith("rank 1, ")
+    assert line.startswith("rank 1")
     assert says in line
+
+
+def test_where_a_number_stands_is_told_by_the_shape_of_its_tensor():
+    want, have = torch.ones(2, 3, 4), torch.ones(2, 3, 4)
+    have[1, 0, 2] = 5.0
+    assert "w, element [1, 0, 2]: expected 1, got 5" in alone.told(
+        [[taken([("w", have)])]], [[taken([("w", want)])]], [0]
+    )
+    flat = [[taken([("w", t.flatten())])] for t in (have, want)]
+    assert "w, element 14: expected 1, got 5" in alone.told(flat[:1], flat[1:], [0])
+
+
+def test_a_bias_in_each_share_is_told():
+    def says(fn):
+        return str(judge(exercises.get("column_then_row"), fn))
+
+    clue = "z is what comes out if b is added 2 times"
+    assert clue in says(column.last_bias_in_the_share)
+    assert clue not in says(column.forgets_g)
 
 
 def test_the_rank_whose_fault_comes_first_is_told():
@@ -217,7 +237,7 @@ def test_what_only_a_backward_calls_is_seen():
 
 def test_numbers_are_told_before_a_tensor_that_was_changed():
     verdict = judge(exercises.get("f_and_g"), fg.g_reduces_backward_in_place)
-    assert "B.grad, element 0" in str(verdict)
+    assert "B.grad, element [0, 0]" in str(verdict)
     assert "is not what it was" not in str(verdict)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 import labkit
@@ -60,6 +62,14 @@ def test_the_diagnosis_before_the_source_counts(line, monkeypatch, tmp_path):
 def test_the_table_says_on_what(line):
     assert "4 ranks, D = 512 B (64 numbers of int64)" in line._repr_mimebundle_()["text/html"]
     assert line.symptoms[2][-1] == "768", "what arrived, and nothing else"
+
+
+def test_on_a_narrow_page_each_symptom_has_its_head(line):
+    html = line._repr_mimebundle_()["text/html"]
+    cells = re.findall(r'<td data-head="([^"]+)">', html)
+    assert cells == [head for _ in line.symptoms for head in line.columns]
+    assert "white-space:nowrap" not in re.sub(r"^.*lk-lineup table", "", html), "cells wrap"
+    assert 'lk-twin"' not in html, "nothing scrolls"
 
 
 def test_what_does_not_exist(line):

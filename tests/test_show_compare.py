@@ -81,6 +81,26 @@ def test_the_tick_stands_where_the_prediction_is():
     assert exact == pytest.approx(left + length, abs=0.2)
 
 
+def test_the_two_may_be_something_else_than_predicted_and_measured():
+    figure = show.compare({"a": 4}, {"a": 5}, unit="%", names=("with f", "without f"), title="f matters")
+    assert figure.notes[0] == "Bar: without f. Tick: with f."
+    assert figure.twin.columns == ("what", "rank", "without f", "with f", "Δ")
+    assert "  a · without f 5 % · with f 4 % · Δ +1 % (+25 %)" in str(figure)
+
+
+def test_where_words_stand_above_their_bars_no_line_runs_through_them():
+    both = {"step 1": 1, "step 10": 2, "one step more": 4}, {"step 1": 1.5, "step 10": 2, "one step more": 5}
+    figure = show.compare(*both, unit="%", ceiling=("one node", 0.2))
+    drawing = figure.draw(NARROW, None)
+    found = [n.get("d") for n in boxes.tree(drawing).iter("path") if n.get("class") in (None, "lk-line lk-ceiling")]
+    pieces = [tuple(map(float, piece)) for d in found for piece in re.findall(r"M([-\d.]+) ([-\d.]+)V([-\d.]+)", d)]
+    assert len(pieces) >= 3 * 3
+    rows = [box for box, said, _ in boxes.texts(drawing) if "%" in said and "·" in said]
+    assert len(rows) == 3
+    for x, top, bottom in pieces:
+        assert not any(left < x < right and top < low and bottom > high for left, high, right, low in rows)
+
+
 def test_the_difference_is_written():
     figure = show.compare({"a": 12 * MIB, "b": 12 * MIB, "c": 0}, {"a": 12 * MIB, "b": 13 * MIB, "c": 5})
     assert {"12 MiB · exactly", "13 MiB · Δ +1 MiB (+8.3 %)", "5 B · Δ +5 B"} <= set(words(figure))
@@ -247,6 +267,8 @@ def test_a_picture_is_the_one_on_file(name):
     (lambda: show.compare({"a": 1}, {"a": 1}, guess=5), TypeError, "guess is 5"),
     (lambda: show.compare({"a": 1}, {"a": 1}, guess={"b": "k"}), ValueError, "guess has 'b', but the labels are a"),
     (lambda: show.compare({"a": 1}, {"a": 1}, source="x"), ValueError, "source is 'x'"),
+    (lambda: show.compare({"a": 1}, {"a": 1}, names="ab", title=""), TypeError, "names is 'ab': expected two names"),
+    (lambda: show.compare({"a": 1}, {"a": 1}, names=("p", "m")), ValueError, "but there is no title"),
     (lambda: show.volume([1, 2]), TypeError, r"sent is \[1, 2\]"),
 ])  # fmt: skip
 def test_bad_arguments_are_named(call, error, message):

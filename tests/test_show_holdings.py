@@ -324,7 +324,42 @@ def test_bad_data_is_named(held, error, message):
         show.holdings(held)
 
 
+def mesh() -> list[dict]:
+    """What ranks of a mesh of three times two find in their groups."""
+    pairs = {"tp": lambda r: r & ~1, "dp": lambda r: r & ~2, "pp": lambda r: r & ~4}
+    steps = {"tp": 1, "dp": 2, "pp": 4}
+    return [{"rank": [r], **{n: [low(r), low(r) + steps[n]] for n, low in pairs.items()}} for r in range(8)]
+
+
+def test_without_the_state_before_the_panels_stand_abreast():
+    figure = show.holdings(mesh(), start=False, nodes=2)
+    assert {row[0] for row in figure.twin.rows} == {"tp", "dp", "pp"}
+    for width in (WIDE, NARROW):
+        drawing = figure.draw(width, None)
+        heads = [box for box, said, _ in boxes.texts(drawing) if said in ("tp", "dp", "pp")]
+        assert len(heads) == 3
+        assert len({top for _, top, _, _ in heads}) == 1
+        assert drawing.height < 400
+        assert boxes.outside(drawing) == []
+        assert boxes.overlapping(drawing) == []
+    assert show.holdings(mesh()).draw(WIDE, None).height > 600
+
+
+def test_a_line_stands_between_nodes():
+    def found(nodes):
+        return [
+            float(n.get("y1")) for n in boxes.tree(show.holdings(six(4), nodes=nodes).draw(WIDE, None)).iter("line")
+        ]
+
+    assert found(1) == []
+    assert len(found(2)) == 7
+    assert len(found(4)) == 3 * 7
+
+
 def test_bad_arguments_are_named():
+    for nodes in (0, 3, "2"):
+        with pytest.raises(ValueError, match=f"nodes is {nodes!r}: expected a number that divides the 4 ranks"):
+            show.holdings(six(4), nodes=nodes)
     with pytest.raises(TypeError, match="title is 3: expected text"):
         show.holdings(six(2), title=3)
     with pytest.raises(ValueError, match="source is 'guessed'"):

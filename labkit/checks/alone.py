@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from labkit.checks.exercise import Case
-from labkit.checks.gradients import Backward, near
+from labkit.checks.gradients import Backward, Numbers, near
 from labkit.show.words import count, say
 
 #: What stands for tensors, where a function returned something else; it is what the verdict says.
@@ -61,17 +61,27 @@ def _fits(have: list[float] | None, want: list[float]) -> bool:
 
 
 def _first(rank: int, name: str, have: list[float] | None, want: list[float], own: list[float] | None) -> str:
-    if have is None or len(have) != len(want):
+    if have is None:
+        return say("alone.nothing", rank=rank, name=name, want=f"{want[0]:.4g}")
+    if len(have) != len(want):
         return say("alone.none", rank=rank, name=name, want=f"{want[0]:.4g}")
     most = max(map(abs, want))
     at = next(n for n in range(len(want)) if not near([have[n], most], [want[n], most]))
     said = {"rank": rank, "name": name, "want": f"{want[at] + 0.0:.4g}", "have": f"{have[at] + 0.0:.4g}"}  # no −0
-    line = say("alone.number", **said) if len(want) == 1 else say("alone.element", element=at, **said)
+    line = say("alone.number", **said) if len(want) == 1 else say("alone.element", element=_place(at, want), **said)
     if own is not None and near(have, own):
         return line + say("alone.own", rank=rank)
     ratio = have[at] / want[at] if want[at] else 0.0
     times = len(want) > 1 and ratio > 0 and _is_times(ratio) and near(have, [ratio * number for number in want])
     return line + say("alone.ratio", ratio=f"{ratio:.3g}") if times else line
+
+
+def _place(at: int, numbers: list[float]) -> str:
+    """Where a number stands in its tensor, as Python writes it: ``[1, 0]``, or ``1`` where there is one dimension."""
+    shape = numbers.shape if isinstance(numbers, Numbers) else (len(numbers),)
+    if len(shape) == 1:
+        return str(at)
+    return str([index.item() for index in torch.unravel_index(torch.tensor(at), shape)])
 
 
 def _is_times(ratio: float) -> bool:

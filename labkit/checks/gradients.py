@@ -10,6 +10,23 @@ import torch
 from labkit.checks.exercise import Case
 from labkit.show.words import say
 
+
+class Numbers(list[float]):
+    """The numbers of a tensor, flat.
+
+    Attributes:
+        shape: Of the tensor.
+    """
+
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Numbers:
+        numbers = cls(tensor.detach().double().flatten().tolist())
+        numbers.shape = tuple(tensor.shape)
+        return numbers
+
+
 #: Name of a tensor → its numbers after a backward; ``None``: there is none.
 Backward = dict[str, list[float] | None]
 #: Beside the largest number of a tensor; fp32 sums in another order differ by less.
@@ -18,7 +35,7 @@ TOLERANCE = 1e-4
 
 def taken(named: Iterable[tuple[str, torch.Tensor | None]]) -> Backward:
     """Tensors by name, as they are now."""
-    return {name: None if t is None else t.detach().double().flatten().tolist() for name, t in named}
+    return {name: None if t is None else Numbers.of(t) for name, t in named}
 
 
 def gradients(module: torch.nn.Module) -> Backward:

@@ -155,12 +155,16 @@ class Lineup:
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
         head = el("tr", *(el("th", escape(c), scope="col") for c in self.columns))
-        body = [el("tr", *(el("td", escape(c)) for c in row)) for row in self.symptoms]
-        table = el("div", el("table", el("thead", head), el("tbody", *body)), class_="lk-twin")
+        named = [zip(self.columns, row, strict=True) for row in self.symptoms]  # heads again, for a narrow page
+        body = [el("tr", *(el("td", escape(c), data_head=name) for name, c in row)) for row in named]
+        table = el("div", el("table", el("thead", head), el("tbody", *body)), class_="lk-lineup")
         told = say("impostor.title", exercise=self.exercise.name)
         title = el("p", escape(say("impostor.on", title=told, case=self.where(self.case)) if self.where else told),
                    class_="lk-title")  # fmt: skip
-        return {"text/html": el("div", el("style", style()), title, table, class_="lk"), "text/plain": str(self)}
+        return {
+            "text/html": el("div", el("style", style("impostors")), title, table, class_="lk"),
+            "text/plain": str(self),
+        }
 
 
 def impostors(chapter: str) -> Lineup:

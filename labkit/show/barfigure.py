@@ -30,6 +30,7 @@ def compare(
     guess: str | Mapping[str, str] | None = None,
     axis_max: float | None = None,
     source: str = "measured",
+    names: tuple[str, str] | None = None,
 ) -> Figure:
     """Draw what was measured as bars, what was predicted as a tick on each, and write the difference.
 
@@ -42,17 +43,20 @@ def compare(
         guess: The key of a `show.predict`, drawn as a dashed line; or label → key, a line each.
         axis_max: Where the axis ends, to lock several pictures to one axis; left out, at the largest number.
         source: ``"measured"``, ``"paced"`` or ``"simulated"``.
+        names: What the two are, in the order of the arguments, where they are not a prediction and a measurement:
+            ``("with f", "without f")``. Then there has to be a `title`.
 
     Raises:
-        TypeError: something is no mapping, or a value no number.
-        ValueError: the labels differ, a number is negative or not finite, or `axis_max` would cut a bar.
+        TypeError: something is no mapping, a value no number, or `names` no two names.
+        ValueError: the labels differ, a number is negative or not finite, `axis_max` would cut a bar, or there are
+            `names` and no `title`.
 
     >>> print(compare({"ring": 12}, {"ring": 12}))
     Measured exactly what was predicted [measured]
       Bar: measured. Tick: predicted.
       ring · measured 12 B · predicted 12 B · exactly
     """
-    both = _paired(predicted, measured)
+    both, (tick, bar) = _paired(predicted, measured), _named(names, title)
     own, shared = guessed_numbers(guess, both, unit)
     groups = tuple(
         Group(label, tuple(_compared(pair, n, len(pairs), unit) for n, pair in enumerate(pairs)), own.get(label))
@@ -61,9 +65,7 @@ def compare(
     numbers = [x for pairs in both.values() for pair in pairs for x in pair]
     pitch = 18 if any(len(g.bars) > 1 for g in groups) else 24
     chart = _chart(groups, unit, numbers, _ceiling(ceiling), shared, axis_max, pitch)
-    keys = ("bars.column_label", "bars.column_rank", "bars.column_measured", "bars.column_predicted",
-            "bars.column_delta")  # fmt: skip
-    columns = tuple(say(key) for key in keys)
+    columns = (say("bars.column_label"), say("bars.column_rank"), bar, tick, say("bars.column_delta"))
     rows = [
         (label, say("trace.rank", rank=n) if len(pairs) > 1 else "", told(m, unit), told(p, unit), _delta(p, m, unit))
         for label, pairs in both.items()
@@ -71,7 +73,7 @@ def compare(
     ]
     quiet = (columns[0], columns[1], columns[4])
     return _figure(title if title is not None else _compare_finding(both, unit), chart, Table(columns, rows, quiet),
-                   source, [say("bars.legend"), *_guess_notes(guess, own, unit)])  # fmt: skip
+                   source, [say("bars.legend", bar=bar, tick=tick), *_guess_notes(guess, own, unit)])  # fmt: skip
 
 
 def volume(
@@ -174,6 +176,17 @@ def _paired(predicted: Values, measured: Values) -> dict[str, list[tuple[float, 
             )
         both[label] = list(zip(p, m, strict=True))
     return both
+
+
+def _named(names: Any, title: str | None) -> tuple[str, str]:
+    """What ticks are called, and bars."""
+    if names is None:
+        return say("bars.column_predicted"), say("bars.column_measured")
+    if not isinstance(names, (tuple, list)) or len(names) != 2 or not all(isinstance(name, str) for name in names):
+        raise TypeError(f"names is {names!r}: expected two names, such as ('with f', 'without f')")
+    if title is None:
+        raise ValueError(f"names is {names!r}, but there is no title: expected one, since none can be derived")
+    return names[0], names[1]
 
 
 def _sent(label: str, value: Any) -> list[float]:

@@ -82,6 +82,7 @@ class View:
         self.left = 4 + self.label + names
         self.right = width - (behind if self.behind else 0) - 8
         self.scale = (self.right - self.left) / (chart.top or 1.0)
+        self.spans: list[tuple[float, float]] = []  #: of the bars that have been drawn, from top to bottom
 
     def at(self, value: float) -> float:
         return self.left + value * self.scale
@@ -96,9 +97,9 @@ class View:
             parts += drawn
             y += 12
         bottom = y - 4
-        grid = [el("line", x1=self.at(m), y1=top, x2=self.at(m), y2=bottom) for m in marks(c.top, c.unit, self._most())]
+        grid = [el("path", d=self._across(self.at(m), top, bottom)) for m in marks(c.top, c.unit, self._most())]
         under = [el("g", *grid, class_="lk-marks"), *self._axis(bottom)]
-        parts = [*under, *parts, *self._heads(heads, top, bottom)]
+        parts = [*under, *parts, *self._heads(heads, bottom)]
         parts.sort(key=lambda part: part.startswith("<text"))  # words last, so that no line strikes them through
         return Drawing(self.width, bottom + 22, tuple(parts))
 
@@ -125,11 +126,16 @@ class View:
             lines.append((min(c.guess, c.top), say(key, value=told(c.guess, c.unit)), "lk-guess"))
         return lines
 
-    def _heads(self, lines: list[tuple[float, str, str]], top: float, bottom: float) -> Iterator[str]:
+    def _across(self, x: float, top: float, bottom: float) -> str:
+        """A line from top to bottom; where words stand above their bars it leaves them out."""
+        ends = [(top, bottom)] if self.wide else [(a - 4, b + 1) for a, b in self.spans]
+        return "".join(f"M{num(x)} {num(a)}V{num(b)}" for a, b in ends)
+
+    def _heads(self, lines: list[tuple[float, str, str]], bottom: float) -> Iterator[str]:
         for n, (value, words, cls) in enumerate(lines):
             x, y = self.at(value), 4 + LINE * n
             half = text_width(words, self.size) / 2
-            yield el("path", d=f"M{num(x)} {num(y + LINE)}V{num(bottom)}", class_=f"lk-line {cls}")
+            yield el("path", d=self._across(x, y + LINE, bottom), class_=f"lk-line {cls}")
             middle = max(half + 2, min(x, self.width - half - 2))
             yield text(middle, y + 12, words, self.size, "middle", cls)
 
@@ -149,6 +155,7 @@ class View:
             parts.append(text(4, max(middle, y + 12), fit(group.label, self.label - 8, self.size), self.size))
         for bar in group.bars:
             parts += self._bar(bar, y)
+            self.spans.append((y, y + pitch))
             y += pitch
             if bar.words and not self.behind and not above:
                 parts.append(text(self.left, y + 11, bar.words, self.size))

@@ -13,7 +13,12 @@ from labkit.show.words import count, say
 
 
 def holdings(
-    held: Sequence[Mapping[str, Sequence[Number] | None]], title: str | None = None, source: str = "measured"
+    held: Sequence[Mapping[str, Sequence[Number] | None]],
+    title: str | None = None,
+    source: str = "measured",
+    *,
+    start: bool = True,
+    nodes: int = 1,
 ) -> Figure:
     """Draw what each rank holds at first and after each operation; a number has the colour of the rank it comes from.
 
@@ -27,6 +32,8 @@ def holdings(
             list: the operation leaves the rank's data unchanged. 1 to 8 ranks, at first 1 to 64 numbers each.
         title: The finding; left out, it is derived.
         source: ``"measured"``, ``"paced"`` or ``"simulated"``.
+        start: Whether the state before is drawn as well. If not, all panels stand abreast where they have room.
+        nodes: Equal parts of the ranks, one after another, with a line between them.
 
     Returns:
         A figure with a panel an operation, a row a rank. A short list stands in the columns that its numbers come
@@ -36,7 +43,7 @@ def holdings(
         TypeError: `held` is no list of mappings, a rank holds something other than a list of numbers, or `title` is
             no text.
         ValueError: the ranks name different operations, a rank holds nothing at first, there are too many ranks or
-            numbers, or `source` is unknown.
+            numbers, `nodes` does not divide the ranks, or `source` is unknown.
 
     Source: the operations as in the MPI standard (4.1), chapter 6, figure 6.1.
 
@@ -50,12 +57,14 @@ def holdings(
     if title is not None and not isinstance(title, str):
         raise TypeError(f"title is {title!r}: expected text, or nothing to have it derived from what the ranks hold")
     first, panels = read(held)
+    if not isinstance(nodes, int) or nodes < 1 or len(held) % nodes:
+        raise ValueError(f"nodes is {nodes!r}: expected a number that divides the {len(held)} ranks")
 
     def draw(width: int, frame: int | None) -> Drawing:
-        return View(first, panels, width).draw()
+        return View(first, panels, width, start, nodes).draw()
 
     found = holdings_finding(first, panels) if title is None else title
-    return Figure(found, draw, _twin([first, *panels]), source=source, sheets=("holdings",))
+    return Figure(found, draw, _twin([first, *panels] if start else panels), source=source, sheets=("holdings",))
 
 
 def _twin(panels: Sequence[Panel]) -> Table:

@@ -14,6 +14,7 @@ from labkit.show.words import say
 
 TABS = 16, 11  #: width of the tab that names a cell's origin: with room, and where it is tight
 GAP = 28  #: between panels
+BREAK = 12  #: between nodes
 MARKS = {SUM: "Σ", NOBODY: "?", SEVERAL: "*"}
 Block = tuple[int, list[Cell]]
 
@@ -60,10 +61,14 @@ class Grid:
 
 
 class View:
-    """All panels in one layout: two abreast in the wide one, unless that is too narrow for their numbers."""
+    """All panels in one layout: two abreast in the wide one, unless that is too narrow for their numbers.
 
-    def __init__(self, first: Panel, panels: list[Panel], width: float) -> None:
-        self.first, self.panels, self.width = first, [first, *panels], width
+    Without the state before, as many are abreast as have room for each number, and never more than three.
+    """
+
+    def __init__(self, first: Panel, panels: list[Panel], width: float, start: bool = True, nodes: int = 1) -> None:
+        self.first, self.panels, self.width = first, [first, *panels] if start else panels, width
+        self.start, self.nodes = start, nodes
         self.wide, self.ranks = width >= WIDE, len(first.rows)
         self.size = 13 if self.wide and self.ranks <= 4 else 12
         self.columns = max(len(row or ()) for row in first.rows)
@@ -71,14 +76,14 @@ class View:
         self.label = names + (10 if self.wide else 6)
         self.rows = [[list(blocks(self._row(p, rank), self.columns)) for rank in range(self.ranks)]
                      for p in self.panels]  # fmt: skip
-        self.across = 2 if self.wide else 1
-        self.grids = self._grids()
-        if self.across == 2 and max(map(self._extent, range(len(self.panels)))) > self.room + 1:
-            self.across = 1
+        for across in (2 if self.wide else 1, 1) if start else range(min(3, len(panels)), 0, -1):
+            self.across = across
             self.grids = self._grids()
+            if max(map(self._extent, range(len(self.panels)))) <= self.room + 1 and (start or self._single()):
+                break
         self.pitch = 34 if self.ranks <= 4 else 28
         self.head = 42
-        self.high = self.head + self.pitch * self.ranks + GAP - 4
+        self.high = self.head + self.pitch * self.ranks + BREAK * (nodes - 1) + GAP - 4
 
     @property
     def room(self) -> float:
@@ -86,24 +91,35 @@ class View:
         return (self.width - 8 - GAP * (self.across - 1)) / self.across - self.label
 
     def draw(self) -> Drawing:
-        key = list(self._key(self._left(1) + self.label, 4 + self.head, self.room)) if self.across == 2 else []
-        parts, y = [*self._panel(0, 4, 0), *key], self.high
-        if not key:
-            parts += (below := list(self._key(4 + self.label, y - 8, self.room)))
-            y += 30 * len(below)
-        for n in range(1, len(self.panels)):
-            row, column = divmod(n - 1, self.across)
+        parts, y = self._before() if self.start else ([], 0.0)
+        after = range(1 if self.start else 0, len(self.panels))
+        for place, n in enumerate(after):
+            row, column = divmod(place, self.across)
             parts += self._panel(n, self._left(column), y + row * self.high)
-        rows = -(-(len(self.panels) - 1) // self.across)
+        y += -(-len(after) // self.across) * self.high - GAP + 8
+        if not self.start:
+            parts += (below := list(self._key(4, y + 4, self.width - 8)))
+            y += 30 * len(below)
         extent = max(map(self._extent, range(len(self.panels))))
         width = self.width if extent <= self.room + 1 else self.label + extent + 8
-        return Drawing(width, y + rows * self.high - GAP + 8, tuple(parts))
+        return Drawing(width, y, tuple(parts))
+
+    def _before(self) -> tuple[list[str], float]:
+        """The state before, with what the looks mean beside or below it, and where the next panels begin."""
+        panel = list(self._panel(0, 4, 0))
+        if self.across == 2:
+            return [*panel, *self._key(self._left(1) + self.label, 4 + self.head, self.room)], self.high
+        below = list(self._key(4 + self.label, self.high - 8, self.room))
+        return [*panel, *below], self.high + 30 * len(below)
 
     def _left(self, column: int) -> float:
         return 4 + column * (self.label + self.room + GAP)
 
     def _grids(self) -> list[Grid]:
         return [Grid.within(rows, self._columns(rows), self.room, self.size) for rows in self.rows]
+
+    def _single(self) -> bool:
+        return all(grid.dots is None for grid in self.grids)
 
     def _columns(self, rows: list[list[Block]]) -> int:
         return max(self.columns, *(at + len(cells) for row in rows for at, cells in row))
@@ -124,11 +140,14 @@ class View:
     def _panel(self, n: int, x: float, y: float) -> Iterator[str]:
         panel, room = self.panels[n], self.label + self.room
         yield text(x, y + 16, fit(panel.name, room * 0.9, self.size + 1), self.size + 1, None, "lk-name")
-        what = outcome(panel, self.first) if n else say("holdings.first")
+        what = outcome(panel, self.first) if n or not self.start else say("holdings.first")
         if what:
             yield text(x, y + 33, fit(what, room, self.size), self.size, None, "lk-soft")
         left, y = x + self.label, y + self.head
         for rank in range(self.ranks):
+            if rank and rank * self.nodes % self.ranks == 0:
+                yield el("line", x1=x, y1=y + BREAK / 2 - 2, x2=x + room, y2=y + BREAK / 2 - 2, class_="lk-lane")
+                y += BREAK
             middle = y + (self.pitch - 4) / 2
             yield text(x, middle + 4.5, self._name(rank), self.size)
             yield from self._cells(n, rank, left, y)

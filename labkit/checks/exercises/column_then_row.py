@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -176,6 +177,17 @@ def budget(case: Case) -> list[Cost]:
     return [Cost(calls=2, handed=2 * size, peak=room)] * case.ranks
 
 
+def tells(case: Case, values: list[Any], bad: list[int]) -> str:
+    """The first number that is wrong; and whether z is what a bias in each rank's share makes of it."""
+    wanted, rank = expected(case), bad[0]
+    line = told(values, wanted, bad)
+    if isinstance(values[rank], str):
+        return line
+    z, b = torch.tensor(wanted[rank][0]["z"]).view(case.elements, WIDTH), tensors(case)["b"]
+    often = near(values[rank][0]["z"], (z + (case.ranks - 1) * b).flatten().tolist())
+    return line + say("column_then_row.times", times=case.ranks) if often else line
+
+
 EXERCISE = Exercise(
     name="column_then_row",
     number="4.2",
@@ -186,15 +198,15 @@ EXERCISE = Exercise(
     solution=column_then_row,
     hints=lambda: (say("column_then_row.question"), say("column_then_row.state"), say("column_then_row.code")),
     wrong=(
-        Wrong(forgets_g, "wrong", "rank 0, z, element 0"),
+        Wrong(forgets_g, "wrong", "rank 0, z, element [0, 0]"),
         Wrong(row_then_column, "wasteful", "collectives of a rank: 4; budget 2"),
-        Wrong(f_and_g_swapped, "wrong", "rank 0, z, element 0"),
-        Wrong(forgets_f, "wrong", "x.grad, element 0"),
-        Wrong(gelu_of_shares, "wrong", "rank 0, z, element 0"),
-        Wrong(last_bias_in_the_share, "wrong", "rank 0, z, element 0"),
+        Wrong(f_and_g_swapped, "wrong", "rank 0, z, element [0, 0]"),
+        Wrong(forgets_f, "wrong", "x.grad, element [0, 0]"),
+        Wrong(gelu_of_shares, "wrong", "rank 0, z, element [0, 0]"),
+        Wrong(last_bias_in_the_share, "wrong", "z is what comes out if b is added 2 times"),
         Wrong(both_by_columns, "crashed", "cannot be multiplied"),
         Wrong(whole_first_bias, "crashed", "must match"),
-        Wrong(other_rows_than_columns, "wrong", "rank 0, z, element 0"),
+        Wrong(other_rows_than_columns, "wrong", "rank 0, z, element [0, 0]"),
         Wrong(all_of_it_on_every_rank, "wrong", "of all ranks"),
         Wrong(averages_all_of_it, "wrong"),
         Wrong(cuts_what_is_computed, "wasteful", "held by a rank"),
@@ -203,7 +215,7 @@ EXERCISE = Exercise(
     ),
     legal=nothing,
     compare=differing,
-    tells=lambda case, values, bad: told(values, expected(case), bad),
+    tells=tells,
     where=where,
     allowed=COLLECTIVES,
     theirs=SHARED_LAYERS,

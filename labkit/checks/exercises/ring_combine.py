@@ -236,7 +236,7 @@ EXERCISE = Exercise(
         Wrong(receives_first, "deadlocked", "recv"),
         Wrong(does_not_wait, "wrong", "before it had waited for it"),
         Wrong(gathers_all_keys, "borrowed", "a collective; only messages are allowed here"),
-        Wrong(receives_into_its_keys, "wrong", "rank 0, k, element 0"),
+        Wrong(receives_into_its_keys, "wrong", "rank 0, k, element [0, 0]"),
         Wrong(calls_labkits, "borrowed", "context_parallel.ring"),
     ),
     ring=True,

@@ -39,8 +39,8 @@ def sequence_pair():
 
     class Scatter(torch.autograd.Function):
         @staticmethod
-        def forward(ctx, x):
-            parts = [part.contiguous() for part in x.chunk(dist.get_world_size(), dim=1)]
+        def forward(ctx, y):
+            parts = [part.contiguous() for part in y.chunk(dist.get_world_size(), dim=1)]
             dist.reduce_scatter(total := torch.empty_like(parts[0]), parts)
             return total
 

@@ -76,13 +76,13 @@ class Layer(nn.Module):
             param.grad = None
 
 
-def gather(x: torch.Tensor) -> torch.Tensor:
+def gathered(x: torch.Tensor) -> torch.Tensor:
     parts = [torch.empty_like(x) for _ in range(dist.get_world_size())]
     dist.all_gather(parts, x.contiguous())
     return torch.cat(parts, dim=1)
 
 
-def scatter(x: torch.Tensor) -> torch.Tensor:
+def scattered(x: torch.Tensor) -> torch.Tensor:
     parts = [part.contiguous() for part in x.chunk(dist.get_world_size(), dim=1)]
     total = torch.empty_like(parts[0])
     dist.reduce_scatter(total, parts)
@@ -105,12 +105,12 @@ def function(forward: Callable[..., Any], backward: Callable[..., Any]) -> Calla
 def train(layer: Layer, batches: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
     """What the four claim to do."""
     rank, world = dist.get_rank(), dist.get_world_size()
-    g, g_bar = function(gather, scatter), function(scatter, gather)
+    gather, scatter = function(gathered, scattered), function(scattered, gathered)
     mine = torch.arange(TOKENS).chunk(world)[rank]
     torch.manual_seed(SEED + rank)
     for tokens, targets in batches:
         x = layer.drop(layer.words[tokens[:, mine]] + layer.places[mine])
-        x = x + layer.drop(g_bar(layer.mlp(g(layer.normed(x)))) + layer.bias)
+        x = x + layer.drop(scatter(layer.mlp(gather(layer.normed(x)))) + layer.bias)
         loss = layer.loss(x, targets[:, mine])
         loss.backward()
         flat = torch.cat([p.grad.flatten() for p in layer.partial()])
@@ -123,12 +123,12 @@ def train(layer: Layer, batches: list[tuple[torch.Tensor, torch.Tensor]]) -> Non
 
 def a(layer: Layer, batches: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
     rank, world = dist.get_rank(), dist.get_world_size()
-    g, g_bar = function(gather, scatter), function(scatter, gather)
+    gather, scatter = function(gathered, scattered), function(scattered, gathered)
     mine = torch.arange(TOKENS).chunk(world)[rank]
     torch.manual_seed(SEED + rank)
     for tokens, targets in batches:
         x = layer.drop(layer.words[tokens[:, mine]] + layer.places[mine])
-        x = x + layer.drop(g_bar(layer.mlp(g(layer.normed(x)))) + layer.bias)
+        x = x + layer.drop(scatter(layer.mlp(gather(layer.normed(x)))) + layer.bias)
         loss = layer.loss(x, targets[:, mine])
         loss.backward()
         flat = torch.cat([p.grad.flatten() for p in layer.partial()])
@@ -142,12 +142,12 @@ def a(layer: Layer, batches: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
 
 def b(layer: Layer, batches: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
     rank, world = dist.get_rank(), dist.get_world_size()
-    g, g_bar = function(gather, scatter), function(scatter, gather)
+    gather, scatter = function(gathered, scattered), function(scattered, gathered)
     mine = torch.arange(TOKENS).chunk(world)[rank]
     torch.manual_seed(SEED)
     for tokens, targets in batches:
         x = layer.drop(layer.words[tokens[:, mine]] + layer.places[mine])
-        x = x + layer.drop(g_bar(layer.mlp(g(layer.normed(x)))) + layer.bias)
+        x = x + layer.drop(scatter(layer.mlp(gather(layer.normed(x)))) + layer.bias)
         loss = layer.loss(x, targets[:, mine])
         loss.backward()
         flat = torch.cat([p.grad.flatten() for p in layer.partial()])
@@ -160,13 +160,13 @@ def b(layer: Layer, batches: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
 
 def c(layer: Layer, batches: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
     rank, world = dist.get_rank(), dist.get_world_size()
-    g = function(gather, lambda grad: grad.chunk(world, dim=1)[rank])
-    g_bar = function(scatter, gather)
+    gather = function(gathered, lambda grad: grad.chunk(world, dim=1)[rank])
+    scatter = function(scattered, gathered)
     mine = torch.arange(TOKENS).chunk(world)[rank]
     torch.manual_seed(SEED + rank)
     for tokens, targets in batches:
         x = layer.drop(layer.words[tokens[:, mine]] + layer.places[mine])
-        x = x + layer.drop(g_bar(layer.mlp(g(layer.normed(x)))) + layer.bias)
+        x = x + layer.drop(scatter(layer.mlp(gather(layer.normed(x)))) + layer.bias)
         loss = layer.loss(x, targets[:, mine])
         loss.backward()
         flat = torch.cat([p.grad.flatten() for p in layer.partial()])
@@ -179,13 +179,13 @@ def c(layer: Layer, batches: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
 
 def d(layer: Layer, batches: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
     rank, world = dist.get_rank(), dist.get_world_size()
-    g, g_bar = function(gather, scatter), function(scatter, gather)
+    gather, scatter = function(gathered, scattered), function(scattered, gathered)
     mine = torch.arange(TOKENS).chunk(world)[rank]
     torch.manual_seed(SEED + rank)
     for tokens, targets in batches:
         x = layer.words[tokens[:, mine]]
         x = layer.drop(x + layer.places[: x.shape[1]])
-        x = x + layer.drop(g_bar(layer.mlp(g(layer.normed(x)))) + layer.bias)
+        x = x + layer.drop(scatter(layer.mlp(gather(layer.normed(x)))) + layer.bias)
         loss = layer.loss(x, targets[:, mine])
         loss.backward()
         flat = torch.cat([p.grad.flatten() for p in layer.partial()])
@@ -278,8 +278,11 @@ def first_gradients(case: Case, values: list[list[Backward]], wanted: list[list[
     off = {n: _ratio(values, wanted, n) for n in names if _differ(values, wanted, n)}
     if not off:
         return say("lineup_05.right")
-    told = [name.removesuffix(".grad") + (f" ({ratio:.2g} ×)" if ratio else "") for name, ratio in off.items()]
-    return ", ".join(told) if len(off) < len(names) else say("lineup_05.all", all=len(names))
+    if len(off) == len(names):
+        return say("lineup_05.all", all=len(names))
+    told = ", ".join(name.removesuffix(".grad") for name in off)
+    ratios = {f"{ratio:.2g}" if ratio else "" for ratio in off.values()}
+    return say("lineup_05.each", names=told, ratio=ratios.pop()) if len(ratios) == 1 and "" not in ratios else told
 
 
 def _differ(values: list[list[Backward]], wanted: list[list[Backward]], name: str) -> bool:

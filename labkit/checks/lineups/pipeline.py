@@ -249,7 +249,9 @@ def budget(case: Case) -> list[Cost]:
 def losses(case: Case, values: list[Backward], wanted: list[Backward]) -> str:
     have, want = (of[-1]["losses"] or [] for of in (values, wanted))
     told = [" → ".join(f"{loss:.3f}" for loss in some) for some in (have, want)]
-    return say("lineup_06.losses" if near(have, want) else "lineup_06.losses_differ", have=told[0], want=told[1])
+    if near(have, want):
+        return say("lineup_06.losses", have=told[0])
+    return say("lineup_06.losses_differ", have=told[0], want=told[1])
 
 
 def first_gradients(case: Case, values: list[Backward], wanted: list[Backward]) -> str:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 CHOICES = ("auto", "cpu", "cuda")
 
 _current: torch.device | None = None
+#: How many runs this process has begun.
+runs = 0
 
 
 def current() -> torch.device:
@@ -107,7 +109,9 @@ def synchronize() -> None:
 
 
 def begin_run() -> None:
-    """At the start of a run: memory peaks count from here."""
+    """At the start of a run: memory peaks count from here, and what belonged to the run before is void."""
+    global runs
+    runs += 1
     if _current is not None and _current.type == "cuda":
         import torch
 
@@ -132,23 +136,23 @@ def memory() -> dict[str, int]:
     }
 
 
-def rng_state() -> torch.Tensor:
-    """Where the random stream of this rank's device stands."""
+def rng_state() -> dict[str, torch.Tensor]:
+    """Where torch's random streams stand: the CPU's, and that of this rank's GPU if it has one."""
     import torch
 
+    states = {"cpu": torch.get_rng_state()}
     if _current is not None and _current.type == "cuda":
-        return torch.cuda.get_rng_state(_current)
-    return torch.get_rng_state()
+        states["cuda"] = torch.cuda.get_rng_state(_current)
+    return states
 
 
-def set_rng_state(state: torch.Tensor) -> None:
+def set_rng_state(state: dict[str, torch.Tensor]) -> None:
     """Go on from where `rng_state` stood."""
     import torch
 
-    if _current is not None and _current.type == "cuda":
-        torch.cuda.set_rng_state(state, _current)
-    else:
-        torch.set_rng_state(state)
+    torch.set_rng_state(state["cpu"])
+    if "cuda" in state and _current is not None and _current.type == "cuda":
+        torch.cuda.set_rng_state(state["cuda"], _current)
 
 
 class Clock:

@@ -299,3 +299,110 @@ def refused(what: str) -> str:
     except (TypeError, ValueError) as error:
         return f"{type(error).__name__}: {error}"
     return ""
+
+
+def checkpointed(how: str, reentrant: bool, attention: str) -> float:
+    """A layer with dropout everywhere, recomputed in backward: its gradients against those without."""
+    from torch.utils.checkpoint import checkpoint
+
+    grads = []
+    for recompute in (False, True):
+        model = transformer("tiny_gpt", layers=1, dropout=0.2, attention_dropout=0.3, attention=attention)
+        block = shared(model, how).blocks[0]
+        tensor_parallel.seed(7)
+        length = 8 if how == "tp" else 8 // dist.get_world_size()
+        x = torch.ones(2, length, 16, dtype=torch.float64, device=device.current(), requires_grad=True)
+        y = checkpoint(block, x, use_reentrant=reentrant) if recompute else block(x)
+        y.square().sum().backward()
+        grads.append(torch.cat([x.grad.flatten(), *(p.grad.flatten() for p in block.parameters())]))
+    return ((grads[0] - grads[1]).norm() / grads[0].norm()).item()
+
+
+def fused_masks() -> torch.Tensor:
+    """Which keys fused attention dropped: this rank's."""
+    from labkit.model.attention import fused_attention
+
+    model = transformer("tiny_gpt", layers=1, attention_dropout=0.5, attention="fused")
+    dropout = tensor_parallel.parallelize(model).blocks[0].attention.dropout
+    tensor_parallel.seed(0)
+    here = device.current()
+    q, v = torch.zeros(1, 2, 16, 16, device=here), torch.eye(16, device=here).expand(1, 2, 16, 16)
+    return fused_attention(q, q, v, None, dropout) != 0
+
+
+def under_autocast(how: str) -> tuple[torch.dtype, float]:
+    """A step with autocast round the forward alone: the type of the weights' gradients, and how far they are off."""
+    reference, batch = transformer("tiny_gpt", torch.float32), tokens()
+    model = shared(copy.deepcopy(reference), how)
+    here = device.current().type
+    with torch.autocast(here, dtype=torch.bfloat16):
+        ours, _ = tensor_parallel.loss(model(batch[:, :-1]), batch[:, 1:], VOCAB)
+        theirs, _ = whole_loss(reference(batch[:, :-1]), batch[:, 1:])
+    ours.backward()
+    theirs.backward()
+    sequence_parallel.reduce_partial_gradients(model)
+    expected = dict(reference.named_parameters())
+    off = 0.0
+    for name, param in model.named_parameters():
+        want = expected[name].grad
+        have = whole_gradient(param, name)[: want.shape[0]]
+        off = max(off, ((have - want).norm() / want.norm()).item())
+    return next(model.parameters()).grad.dtype, off
+
+
+def seed_of_this_run() -> None:
+    tensor_parallel.seed(5)
+
+
+def draws() -> str:
+    try:
+        with tensor_parallel.streams.use("tensor_parallel"):
+            torch.rand(1)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def lost_marks() -> list[str]:
+    """What a copy of a model says, and what is no parameter."""
+    model = sequence_parallel.parallelize(transformer("tiny_gpt"))
+    said = []
+    for given in (copy.deepcopy(model), model.named_parameters(), model.state_dict(), model.norm.weight, [1]):
+        try:
+            sequence_parallel.reduce_partial_gradients(given)
+            said.append("")
+        except (RuntimeError, TypeError) as error:
+            said.append(f"{type(error).__name__}: {error}")
+    return said
+
+
+def bad_input() -> dict[str, str]:
+    """Each call on all ranks; rank 2 of 3 is no member of the group."""
+    group, me = dist.new_group([0, 1]), dist.get_rank()
+    logits, target, x = torch.zeros(2, 4), torch.zeros(2, dtype=torch.int64), torch.zeros(2, 4)
+    entropy = tensor_parallel.vocab_parallel_cross_entropy
+    calls = {
+        "a stranger's model": lambda: me < 2 or tensor_parallel.parallelize(transformer("tiny_gpt"), group),
+        "a stranger's layer": lambda: me < 2 or tensor_parallel.ColumnParallelLinear(4, 6, group=group),
+        "a stranger's f": lambda: me < 2 or tensor_parallel.copy_to_group(x, group),
+        "a stranger's seed": lambda: me < 2 or tensor_parallel.seed(1, group),
+        "group": lambda: tensor_parallel.RowParallelLinear(6, 3, group="tp"),
+        "seed": lambda: tensor_parallel.seed("x"),
+        "f": lambda: tensor_parallel.copy_to_group([1.0]),
+        "layer": lambda: tensor_parallel.ColumnParallelLinear.of(nn.Conv1d(1, 1, 1)),
+        "padding": lambda: tensor_parallel.VocabParallelEmbedding.of(nn.Embedding(9, 3, padding_idx=0)),
+        "tokens": lambda: tensor_parallel.VocabParallelEmbedding(9, 3)(x),
+        "logits": lambda: entropy([1.0], target),
+        "vocab": lambda: entropy(logits, target, vocab=9.5),
+        "smoothing": lambda: entropy(logits, target, label_smoothing="a"),
+        "sequence": lambda: sequence_parallel.scatter_to_sequence(torch.zeros(3)),
+        "states": lambda: tensor_parallel.streams.load_state_dict({}),
+    }
+    said = {}
+    for name, call in calls.items():
+        try:
+            call()
+            said[name] = ""
+        except (TypeError, ValueError) as error:
+            said[name] = f"{type(error).__name__}: {error}"
+    return said

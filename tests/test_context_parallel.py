@@ -12,7 +12,7 @@ import torch
 
 import labkit
 from labkit import context_parallel
-from labkit.context_parallel import tiles
+from labkit.context_parallel import contiguous, tiled_attention, tiles, zigzag
 from labkit.memory import MemoryMeter
 from labkit.model.attention import causal_mask, explicit_attention
 from labkit.model.dropout import Dropout
@@ -238,3 +238,29 @@ def test_a_backward_in_another_thread_is_counted():
     assert (outer.tiles, inner.tiles) == (3, 3)
     assert {p.phase for p in outer.places} == {"forward"}
     assert {p.phase for p in inner.places} == {"backward"}
+
+
+@pytest.mark.parametrize("call", [lambda: zigzag(8, 2, 2), lambda: contiguous(8, -1, 2), lambda: zigzag(8, 0, 0),
+                                  lambda: zigzag(-8, 0, 2)])  # fmt: skip
+def test_ranks_that_are_not_there_are_refused(call):
+    with pytest.raises(ValueError, match="expected"):
+        call()
+
+
+def test_rows_that_have_seen_nothing_combine():
+    nothing = torch.zeros(1, 2), torch.full((1, 1), float("-inf"))
+    something = torch.ones(1, 2), torch.zeros(1, 1)
+    assert torch.equal(tiles.combine(*nothing, *nothing)[0], nothing[0])
+    assert torch.equal(tiles.combine(*nothing, *something)[0], something[0])
+
+
+def test_autocast_changes_nothing_inside():
+    torch.manual_seed(0)
+    q, k, v = (50 * torch.randn(1, 2, 16, 8) for _ in "qkv")
+    grads = []
+    for enabled in (False, True):
+        given = [x.clone().requires_grad_() for x in (q, k, v)]
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+            tiled_attention(*given, tile=4).sum().backward()
+        grads.append([x.grad for x in given])
+    assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))

@@ -23,7 +23,7 @@ MAY_IMPORT = {
     "memory": {"trace", "device"},
     "collectives": {"trace", "device"},
     "tensor_parallel": {"collectives", "device", "model", "trace"},
-    "context_parallel": {"trace"},
+    "context_parallel": {"collectives", "trace"},
     "sequence_parallel": {"collectives", "device", "model", "tensor_parallel", "trace"},
     "data_parallel": {"collectives", "device", "trace"},
     "pipeline": {"collectives", "device", "model", "trace"},

@@ -169,3 +169,49 @@ def test_second_derivatives():
 )  # fmt: skip
 def test_what_does_not_fit_is_refused(what, told):
     assert all(told in said for said in labkit.run(programs.refused, what, ranks=4).values)
+
+
+@pytest.mark.parametrize("attention", ["explicit", "fused"])
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("how", ["tp", "sp"])
+def test_recomputing_draws_the_same_masks(how, reentrant, attention):
+    """torch's checkpoint puts torch's own stream back; the stream of what is split follows from it."""
+    assert max(labkit.run(programs.checkpointed, how, reentrant, attention, ranks=2).values) <= 1e-12
+
+
+def test_fused_attention_drops_apart():
+    first, second = labkit.run(programs.fused_masks, ranks=2).values
+    assert 0.3 < first.tril().sum() / (2 * 136) < 0.7
+    assert not torch.equal(first, second)
+
+
+@pytest.mark.parametrize("how", ["tp", "sp"])
+def test_autocast_round_the_forward(how):
+    for dtype, off in labkit.run(programs.under_autocast, how, ranks=2).values:
+        assert dtype == torch.float32
+        assert off <= 0.03
+
+
+def test_streams_belong_to_a_run():
+    labkit.run(programs.seed_of_this_run, ranks=2)
+    assert all("call seed" in said for said in labkit.run(programs.draws, ranks=2).values)
+
+
+def test_lost_marks_and_what_is_no_parameter_are_told():
+    for copied, *others in labkit.run(programs.lost_marks, ranks=2).values:
+        assert "RuntimeError" in copied
+        assert "marks were lost" in copied
+        assert all("TypeError: params holds" in said for said in others)
+
+
+def test_bad_input_is_named():
+    *_, said = labkit.run(programs.bad_input, ranks=3).values
+    told = {
+        "a stranger's model": "no member", "a stranger's layer": "no member", "a stranger's f": "no member",
+        "a stranger's seed": "no member", "group": "TypeError: group is 'tp'", "seed": "TypeError: number is 'x'",
+        "f": "TypeError: x is list", "layer": "TypeError: the whole layer is Conv1d", "padding": "padding_idx=0",
+        "tokens": "TypeError: tokens is torch.float32", "logits": "TypeError: logits is list", "vocab": "vocab is 9.5",
+        "smoothing": "label_smoothing is 'a'", "sequence": "x has shape (3,)",
+        "states": "expected what state_dict gave",
+    }  # fmt: skip
+    assert {name: words in said[name] for name, words in told.items()} == dict.fromkeys(told, True)

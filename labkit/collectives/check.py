@@ -27,8 +27,11 @@ def member(group: dist.ProcessGroup | None) -> int:
     """This rank's number in `group`.
 
     Raises:
-        ValueError: It is no member.
+        TypeError: It is no process group.
+        ValueError: This rank is no member.
     """
+    if group is not None and not isinstance(group, (dist.ProcessGroup, type(dist.GroupMember.NON_GROUP_MEMBER))):
+        raise TypeError(f"group is {group!r}: expected a process group, or None for the whole world")
     rank = -1 if group is dist.GroupMember.NON_GROUP_MEMBER else dist.get_rank(group)
     if rank < 0:
         raise ValueError(f"rank {dist.get_rank()} is no member of this group: only its members may call this")

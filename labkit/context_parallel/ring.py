@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 
+from labkit.collectives.check import member, whole_number
 from labkit.context_parallel.tiled import as_grouped, check
 from labkit.context_parallel.tiles import attend, attend_backward, combine
 from labkit.trace import label
@@ -86,6 +87,7 @@ def ring_attention(
     ...     return ring_attention(q[:, :, mine], k[:, :, mine], v[:, :, mine])
     >>> labkit.run(attend, q, k, v, ranks=4)            # doctest: +SKIP
     """
+    member(group)
     check(q, k, v, causal, tile)
     if q.shape[2] != k.shape[2]:
         raise ValueError(f"q has {q.shape[2]} tokens, k {k.shape[2]}: expected as many, those that this rank holds")
@@ -99,6 +101,9 @@ def ring_attention(
 
 def _runs(order: str, length: int, rank: int, ranks: int) -> list[range]:
     """Where the tokens of a rank stand: the chunks that it holds."""
+    whole_number("length", length, least=0)
+    if whole_number("rank", rank, least=0) >= whole_number("ranks", ranks):
+        raise ValueError(f"rank={rank} of {ranks} ranks: expected 0 to {ranks - 1}")
     chunks = 2 * ranks if order == "zigzag" else ranks
     if length % chunks:
         each = "two chunks" if order == "zigzag" else "a chunk"

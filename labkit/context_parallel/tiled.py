@@ -83,6 +83,10 @@ def check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, tile:
         if not isinstance(x, torch.Tensor) or x.dim() != 4 or not x.is_floating_point():
             said = f"{tuple(x.shape)} of {x.dtype}" if isinstance(x, torch.Tensor) else type(x).__name__
             raise TypeError(f"{name} is {said}: expected floats, (b, heads, tokens, d)")
+    if not q.dtype == k.dtype == v.dtype:
+        raise TypeError(f"q is {q.dtype}, k {k.dtype}, v {v.dtype}: expected one type")
+    if not k.shape[1] or not q.shape[3]:
+        raise ValueError(f"q {tuple(q.shape)}, k {tuple(k.shape)}: expected at least one head, and d from 1")
     if k.shape != v.shape or q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3] or q.shape[1] % k.shape[1]:
         raise ValueError(f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}: expected the same b and d, k "
                          "like v, and key heads that divide q's heads")  # fmt: skip

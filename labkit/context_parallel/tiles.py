@@ -10,10 +10,11 @@ Sources: Milakov and Gimelshein 2018, "Online normalizer calculation for softmax
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from functools import wraps
+from typing import Any, NamedTuple
 
 import torch
 
@@ -104,6 +105,18 @@ class Cut(NamedTuple):
     at: range
 
 
+def _without_autocast(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Under autocast products would be narrower in forward than in backward."""
+
+    @wraps(function)
+    def inside(q: torch.Tensor, *args: Any, **more: Any) -> Any:
+        with torch.autocast(q.device.type, enabled=False):
+            return function(q, *args, **more)
+
+    return inside
+
+
+@_without_autocast
 def attend(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, q_at: Positions, k_at: Positions, tile: int,
     causal: bool,
@@ -145,6 +158,7 @@ def attend(
     return out, log_sum
 
 
+@_without_autocast
 def attend_backward(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, grad: torch.Tensor, log_sum: torch.Tensor, delta: torch.Tensor,
     scale: float, q_at: Positions, k_at: Positions, tile: int, causal: bool,
@@ -183,7 +197,8 @@ def combine(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The attention over two sets of keys, from that over each: weighted by their sums of exp(score)."""
     both = torch.logaddexp(log_sum, log_more)
-    return out * (log_sum - both).exp() + more * (log_more - both).exp(), both
+    safe = both.masked_fill(both == float("-inf"), 0.0)  # a row that has seen nothing yet
+    return out * (log_sum - safe).exp() + more * (log_more - safe).exp(), both
 
 
 def _unseen(rows: Cut, columns: Cut) -> bool:

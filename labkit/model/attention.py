@@ -6,6 +6,8 @@ Source: Vaswani et al., "Attention Is All You Need" (2017), equation 1; grouped-
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -107,13 +109,11 @@ def fused_attention(
     It keeps q, k, v, its output and one fp32 number (the log of the softmax's sum) a head and token; a mask, where one
     is given, too. With dropout, torch takes the explicit way on a CPU, in fp32.
     """
-    return F.scaled_dot_product_attention(
-        q, k, v,
-        attn_mask=mask,
-        dropout_p=dropout.p if dropout.training else 0.0,
-        is_causal=mask is None,
-        enable_gqa=k.shape[1] < q.shape[1],
-    )  # fmt: skip
+    dropped = dropout.p if dropout.training else 0.0
+    with dropout.drawing() if dropped else nullcontext():
+        return F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, dropout_p=dropped, is_causal=mask is None, enable_gqa=k.shape[1] < q.shape[1]
+        )
 
 
 def causal_mask(positions: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -15,7 +15,7 @@ from labkit.collectives import again, asked, mark, placement
 from labkit.model import Transformer
 from labkit.sequence_parallel.functions import Gathering, Group, Scattering, by_rank, reduce_scatter_to_sequence
 from labkit.tensor_parallel.convert import Region, check_model, share
-from labkit.tensor_parallel.linear import input_gradient, weight_gradients
+from labkit.tensor_parallel.linear import input_gradient, narrowed, weight_gradients
 from labkit.tensor_parallel.seeds import SplitDropout
 
 
@@ -55,9 +55,19 @@ def parallelize(model: Transformer, group: Group = None, keep_gathered: bool = F
 def reduce_partial_gradients(params: torch.nn.Module | Iterable[torch.nn.Parameter]) -> None:
     """Add up the gradients of parameters that each rank has seen with its own tokens only (``partial`` in `mark`).
 
-    Call it on every rank after backward, before anything reads the gradients: one all-reduce a group and element type.
+    Call it on every rank after backward, once, before anything reads the gradients: one all-reduce a group and element
+    type.
+
+    Raises:
+        TypeError: `params` is neither a module nor parameters.
+        RuntimeError: The module is split along the sequence, but none of its parameters is marked: a copy
+            (`copy.deepcopy`) or a load with ``assign=True`` has lost the marks. Build the model, then `parallelize`.
     """
-    params = list(params.parameters() if isinstance(params, torch.nn.Module) else params)
+    module, params = params, list(params.parameters() if isinstance(params, torch.nn.Module) else params)
+    for param in params:
+        if not isinstance(param, torch.nn.Parameter):
+            raise TypeError(f"params holds {type(param).__name__}: expected parameters, such as model.parameters()")
+    _check_marks(module, params)
     waiting: dict[Any, list[torch.Tensor]] = {}
     for param in params:
         for group in placement(param).partial:
@@ -72,6 +82,16 @@ def reduce_partial_gradients(params: torch.nn.Module | Iterable[torch.nn.Paramet
             grad.copy_(piece.view(grad.shape))
 
 
+def _check_marks(module: Any, params: list[torch.nn.Parameter]) -> None:
+    parts = module.modules() if isinstance(module, torch.nn.Module) else ()
+    split = any(isinstance(getattr(part, "region", None), SequenceRegion) for part in parts)
+    if split and not any(placement(param).partial for param in params):
+        raise RuntimeError(
+            "the module is split along the sequence, but no parameter is marked as partial: the marks were lost with "
+            "the parameters that had them; build the model anew and parallelize it"
+        )
+
+
 class SequenceRegion(Region):
     """In place of f and g: gather the sequence, split the sum along it."""
 
@@ -82,7 +102,8 @@ class SequenceRegion(Region):
     def split(self, x: torch.Tensor, layers: Sequence[Any]) -> tuple[torch.Tensor, ...]:
         """x: (b, s/N, h) → (b, s, columns/N) of each layer."""
         weights, biases = zip(*(layer.part() for layer in layers), strict=True)
-        return _GatheredColumns.apply(x, self.group, self.keep_gathered, len(layers), *weights, *biases)
+        both = map(narrowed, (*weights, *biases))
+        return _GatheredColumns.apply(narrowed(x), self.group, self.keep_gathered, len(layers), *both)
 
     def join(self, x: torch.Tensor) -> torch.Tensor:
         """(b, s, h), each rank's share of a sum → (b, s/N, h)."""

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from labkit import collectives
-from labkit.collectives import again, asked
+from labkit.collectives import again, asked, check
 
 Group = dist.ProcessGroup | None
 
@@ -34,7 +34,7 @@ def gather_from_sequence(x: torch.Tensor, group: Group = None, partial: bool = T
     Returns:
         (b, s, …), the same on every rank.
     """
-    return _Gather.apply(x, group, partial)
+    return _Gather.apply(_usable(x, group), group, partial)
 
 
 def reduce_scatter_to_sequence(x: torch.Tensor, group: Group = None) -> torch.Tensor:
@@ -49,7 +49,7 @@ def reduce_scatter_to_sequence(x: torch.Tensor, group: Group = None) -> torch.Te
     Raises:
         ValueError: The ranks do not divide the sequence.
     """
-    return _ReduceScatter.apply(x, group)
+    return _ReduceScatter.apply(_usable(x, group), group)
 
 
 def scatter_to_sequence(x: torch.Tensor, group: Group = None) -> torch.Tensor:
@@ -64,7 +64,7 @@ def scatter_to_sequence(x: torch.Tensor, group: Group = None) -> torch.Tensor:
     Raises:
         ValueError: The ranks do not divide the sequence.
     """
-    return _Scatter.apply(x, group)
+    return _Scatter.apply(_usable(x, group), group)
 
 
 class _Gather(torch.autograd.Function):
@@ -131,6 +131,15 @@ class Scattering:
         if self._handle is not None:
             self._handle.wait()
         return self._share
+
+
+def _usable(x: torch.Tensor, group: Group) -> torch.Tensor:
+    """`x` itself, if this rank is a member of the group and `x` has a sequence."""
+    check.member(group)
+    check.tensor("x", x, written=False)
+    if x.dim() < 2:
+        raise ValueError(f"x has shape {tuple(x.shape)}: expected (b, s, …)")
+    return x
 
 
 def by_rank(x: torch.Tensor, group: Group) -> torch.Tensor:

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional as F
 
-from labkit.collectives import Placement, mark, placement
+from labkit.collectives import Placement, check, mark, placement
 from labkit.model import Attention, Transformer
 from labkit.model.mlp import GeluMLP, SwiGLU
 from labkit.tensor_parallel.cross_entropy import vocab_parallel_cross_entropy
@@ -224,6 +224,7 @@ def _by_heads(qkv: torch.nn.Linear, group: Group) -> torch.nn.Linear:
 
 
 def check_model(model: Transformer, group: Group) -> None:
+    check.member(group)
     if not isinstance(model, Transformer):
         raise TypeError(f"model is {type(model).__name__}: expected a labkit.model.Transformer")
     if not isinstance(model.token_embedding, torch.nn.Embedding):

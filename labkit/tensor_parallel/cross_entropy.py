@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 
 from labkit import collectives
+from labkit.collectives import check
 from labkit.tensor_parallel.functions import Group
 
 
@@ -38,6 +39,8 @@ def vocab_parallel_cross_entropy(
 
     Source: Shoeybi et al. 2019, "Megatron-LM", section 3; label smoothing: Szegedy et al. 2016, section 7.
     """
+    check.member(group)
+    _check_types(logits, target, vocab, ignore_index, label_smoothing)
     vocab = logits.shape[-1] * dist.get_world_size(group) if vocab is None else vocab
     _check(logits, target, vocab, ignore_index, label_smoothing, group)
     return _CrossEntropy.apply(logits, target, group, vocab, ignore_index, label_smoothing)
@@ -84,11 +87,22 @@ class _CrossEntropy(torch.autograd.Function):
         return slope.to(ctx.dtype), None, None, None, None, None
 
 
-def _check(logits: torch.Tensor, target: torch.Tensor, vocab: int, ignore: int, smoothing: float, group: Group) -> None:
+def _check_types(logits: Any, target: Any, vocab: Any, ignore: Any, smoothing: Any) -> None:
+    for name, value in (("logits", logits), ("target", target)):
+        if not isinstance(value, torch.Tensor):
+            raise TypeError(f"{name} is {type(value).__name__}: expected a tensor")
+    if not logits.is_floating_point() or not logits.dim():
+        raise TypeError(f"logits is {tuple(logits.shape)} of {logits.dtype}: expected floats, (…, words of this rank)")
     if target.dtype != torch.int64:
         raise TypeError(f"target is {target.dtype}: expected torch.int64")
-    if not logits.is_floating_point():
-        raise TypeError(f"logits is {logits.dtype}: expected floats")
+    for name, number in (("vocab", vocab), ("ignore_index", ignore)):
+        if (number is not None or name != "vocab") and (isinstance(number, bool) or not isinstance(number, int)):
+            raise TypeError(f"{name} is {number!r}: expected a whole number")
+    if isinstance(smoothing, bool) or not isinstance(smoothing, (int, float)):
+        raise TypeError(f"label_smoothing is {smoothing!r}: expected a share from 0 up to, but not, 1")
+
+
+def _check(logits: torch.Tensor, target: torch.Tensor, vocab: int, ignore: int, smoothing: float, group: Group) -> None:
     if target.shape != logits.shape[:-1]:
         raise ValueError(f"target has shape {tuple(target.shape)} and logits {tuple(logits.shape)}: expected logits to "
                          "be target's shape, then this rank's words")  # fmt: skip

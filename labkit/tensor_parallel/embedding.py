@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional as F
 
+from labkit.collectives import check
 from labkit.tensor_parallel.functions import Group, reduce_from_group
 from labkit.tensor_parallel.linear import own
 
@@ -15,6 +16,7 @@ def rows_per_rank(vocab: int, group: Group = None) -> int:
 
     Padding is never looked up, and `vocab_parallel_cross_entropy` gives it probability 0, so it gets no gradient.
     """
+    check.member(group)
     return -(-vocab // dist.get_world_size(group))
 
 
@@ -42,7 +44,18 @@ class VocabParallelEmbedding(torch.nn.Module):
 
     @classmethod
     def of(cls, whole: torch.nn.Embedding, group: Group = None) -> VocabParallelEmbedding:
-        """This rank's part of a table that is the same on all ranks."""
+        """This rank's part of a table that is the same on all ranks.
+
+        Raises:
+            TypeError: `whole` is no `torch.nn.Embedding`.
+            ValueError: It has a padding index, a largest norm, gradients by frequency, or sparse ones.
+        """
+        if not isinstance(whole, torch.nn.Embedding):
+            raise TypeError(f"the whole table is {type(whole).__name__}: expected a torch.nn.Embedding")
+        for name in ("padding_idx", "max_norm", "scale_grad_by_freq", "sparse"):
+            value = getattr(whole, name)
+            if value is not None and value is not False:  # 0 is a padding index
+                raise ValueError(f"the table has {name}={value}: expected one without")
         self = cls.__new__(cls)
         torch.nn.Module.__init__(self)
         self._take(whole, group)
@@ -84,6 +97,9 @@ def vocab_shard(whole: torch.Tensor, group: Group) -> torch.Tensor:
 
 
 def _check(tokens: torch.Tensor, vocab: int) -> None:
+    if not isinstance(tokens, torch.Tensor) or tokens.dtype not in (torch.int64, torch.int32):
+        said = tokens.dtype if isinstance(tokens, torch.Tensor) else type(tokens).__name__
+        raise TypeError(f"tokens is {said}: expected a tensor of torch.int64 or torch.int32")
     if tokens.is_cpu and tokens.numel():  # elsewhere, to look at values is to wait for the device
         low, high = (int(x) for x in tokens.aminmax())
         if low < 0 or high >= vocab:

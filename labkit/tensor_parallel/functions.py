@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from labkit import collectives
-from labkit.collectives import again, asked
+from labkit.collectives import again, asked, check
 
 Group = dist.ProcessGroup | None
 
@@ -33,7 +33,7 @@ def copy_to_group(x: torch.Tensor, group: Group = None) -> torch.Tensor:
     Returns:
         `x`. In backward the ranks' gradients are added up.
     """
-    return _Copy.apply(x, group)
+    return _Copy.apply(_usable(x, group), group)
 
 
 def reduce_from_group(x: torch.Tensor, group: Group = None) -> torch.Tensor:
@@ -46,7 +46,7 @@ def reduce_from_group(x: torch.Tensor, group: Group = None) -> torch.Tensor:
     Returns:
         The sum, the same bits on every rank. In backward each rank takes the gradient as it is.
     """
-    return _Reduce.apply(x, group)
+    return _Reduce.apply(_usable(x, group), group)
 
 
 def gather_from_group(x: torch.Tensor, group: Group = None) -> torch.Tensor:
@@ -58,7 +58,7 @@ def gather_from_group(x: torch.Tensor, group: Group = None) -> torch.Tensor:
     Returns:
         (…, N·n), the same on every rank. In backward each rank takes its own part of the gradient.
     """
-    return _Gather.apply(x, group)
+    return _Gather.apply(_usable(x, group), group)
 
 
 def split_to_group(x: torch.Tensor, group: Group = None) -> torch.Tensor:
@@ -70,7 +70,7 @@ def split_to_group(x: torch.Tensor, group: Group = None) -> torch.Tensor:
     Returns:
         (…, n). In backward the parts' gradients are put side by side.
     """
-    return _Split.apply(x, group)
+    return _Split.apply(_usable(x, group), group)
 
 
 class _Copy(torch.autograd.Function):
@@ -125,12 +125,20 @@ class _Split(torch.autograd.Function):
             return _Gather.apply(grad, ctx.group), None
 
 
+def _usable(x: torch.Tensor, group: Group) -> torch.Tensor:
+    """`x` itself, if this rank is a member of the group and `x` something that a collective can take."""
+    check.member(group)
+    check.tensor("x", x, written=False)
+    return x
+
+
 def shard(x: torch.Tensor, dim: int, group: Group) -> torch.Tensor:
     """This rank's equal part of `x` along `dim`, a view.
 
     Raises:
-        ValueError: The ranks do not divide the dimension.
+        TypeError, ValueError: The ranks do not divide the dimension, or this one is no member.
     """
+    check.member(group)
     ranks = dist.get_world_size(group)
     if x.shape[dim] % ranks:
         raise ValueError(f"dimension {dim} of {tuple(x.shape)} has {x.shape[dim]} elements: expected a multiple of the "

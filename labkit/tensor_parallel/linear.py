@@ -52,7 +52,7 @@ class ColumnParallelLinear(torch.nn.Module):
         """This rank's part of a layer that is the same on all ranks."""
         self = cls.__new__(cls)
         torch.nn.Module.__init__(self)
-        self._take(whole, gather_output, group)
+        self._take(_linear(whole), gather_output, group)
         return self
 
     def _take(self, whole: torch.nn.Linear, gather_output: bool, group: Group) -> None:
@@ -102,7 +102,7 @@ class RowParallelLinear(torch.nn.Module):
         """This rank's part of a layer that is the same on all ranks."""
         self = cls.__new__(cls)
         torch.nn.Module.__init__(self)
-        self._take(whole, group, input_is_parallel)
+        self._take(_linear(whole), group, input_is_parallel)
         return self
 
     def _take(self, whole: torch.nn.Linear, group: Group, input_is_parallel: bool) -> None:
@@ -126,6 +126,12 @@ class RowParallelLinear(torch.nn.Module):
         return f"{self.in_features}, of which {self.weight.shape[1]} here, {self.out_features}"
 
 
+def _linear(whole: torch.nn.Linear) -> torch.nn.Linear:
+    if not isinstance(whole, torch.nn.Linear):
+        raise TypeError(f"the whole layer is {type(whole).__name__}: expected a torch.nn.Linear")
+    return whole
+
+
 def own(part: torch.Tensor, group: Group) -> torch.nn.Parameter:
     """A parameter of this rank alone: a copy of its part, so that the whole can go."""
     copy = part.detach().clone(memory_format=torch.contiguous_format)
@@ -146,7 +152,14 @@ def column_linears(
         (…, out/N) each. A second derivative is refused: use `copy_to_group` and `torch.nn.functional.linear` for one.
     """
     weights, biases = zip(*layers, strict=True)
-    return _Columns.apply(x, group, len(layers), *weights, *biases)
+    return _Columns.apply(narrowed(x), group, len(layers), *map(narrowed, (*weights, *biases)))
+
+
+def narrowed(x: torch.Tensor | None) -> Any:
+    """As autocast would have it here; outside of autocast, as it is. So backward finds all of one type."""
+    if x is None or not torch.is_autocast_enabled(x.device.type) or x.dtype == torch.float64:
+        return x
+    return x.to(torch.get_autocast_dtype(x.device.type))
 
 
 class _Columns(torch.autograd.Function):

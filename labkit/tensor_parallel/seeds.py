@@ -11,64 +11,79 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from labkit import device
+from labkit.collectives import check
 
 Group = dist.ProcessGroup | None
+_PRIME = 0x9E3779B97F4A7C15  # spreads small seeds over 64 bits
 
 
 class Streams:
-    """Named random streams beside torch's own, each with a state of its own.
+    """Named random streams beside torch's own.
+
+    What a stream gives follows from its seed and from where torch's own stream stands (on the CPU), which each use
+    moves on by one number, on all ranks alike. So whoever puts torch's stream back, as activation checkpointing does
+    before it recomputes, puts these back too. They are those of one run.
 
     >>> streams = Streams()
     >>> streams.add("split", seed=1)
-    >>> before = torch.get_rng_state()
+    >>> start = torch.get_rng_state()
     >>> with streams.use("split"):
     ...     a = torch.rand(2)
-    >>> torch.equal(before, torch.get_rng_state())       # torch's own stream has not moved
+    >>> torch.set_rng_state(start) and None
+    >>> with streams.use("split"):
+    ...     torch.equal(a, torch.rand(2))
     True
     """
 
     def __init__(self) -> None:
-        self._states: dict[str, torch.Tensor] = {}
+        self._seeds: dict[str, int] = {}
+        self._run = device.runs
 
     def add(self, name: str, seed: int) -> None:
-        """A new stream, or the old one of that name from a new start."""
-        own = device.rng_state()
-        torch.manual_seed(seed)
-        self._states[name] = device.rng_state()
-        device.set_rng_state(own)
+        """A new stream, or the old one of that name with another seed."""
+        if self._run != device.runs:
+            self._seeds, self._run = {}, device.runs
+        self._seeds[name] = seed
 
     @contextmanager
     def use(self, name: str) -> Iterator[None]:
         """Inside, torch draws from this stream.
 
         Raises:
-            ValueError: There is none of that name.
+            ValueError: There is none of that name in this run.
         """
-        if name not in self._states:
-            raise ValueError(
-                f"there is no random stream {name!r}: expected one of {sorted(self._states)}; call seed(…) first"
-            )
+        known = self._seeds if self._run == device.runs else {}
+        if name not in known:
+            raise ValueError(f"there is no random stream {name!r}: expected one of {sorted(known)}; call seed(…) first")
+        drawn = int(torch.randint(2**62, (), device="cpu"))
         own = device.rng_state()
-        device.set_rng_state(self._states[name])
+        torch.manual_seed((drawn + _PRIME * (1 + known[name])) % 2**63)
         try:
             yield
         finally:
-            self._states[name] = device.rng_state()
             device.set_rng_state(own)
 
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        """Where each stream stands, and torch's own, to be saved with a model."""
-        return {"": device.rng_state(), **self._states}
+    def state_dict(self) -> dict[str, Any]:
+        """Seeds, and where torch's own stream stands, to be saved with a model."""
+        return {"torch": device.rng_state(), "seeds": dict(self._seeds)}
 
-    def load_state_dict(self, states: dict[str, torch.Tensor]) -> None:
-        """Go on from what `state_dict` gave."""
-        device.set_rng_state(states[""])
-        self._states = {name: state for name, state in states.items() if name}
+    def load_state_dict(self, states: dict[str, Any]) -> None:
+        """Go on from what `state_dict` gave.
+
+        Raises:
+            ValueError: It is something else.
+        """
+        if not isinstance(states, dict) or states.keys() != {"torch", "seeds"}:
+            said = sorted(states) if isinstance(states, dict) else type(states).__name__
+            raise ValueError(f"states is {said}: expected what state_dict gave")
+        device.set_rng_state(states["torch"])
+        self._seeds, self._run = dict(states["seeds"]), device.runs
 
 
 #: This rank's streams.
@@ -83,7 +98,12 @@ def seed(number: int, group: Group = None, data_group: Group | str = "none") -> 
         number: The same on all ranks.
         group: The tensor-parallel group; ``None`` is the world.
         data_group: The data-parallel group, whose ranks draw apart in both streams; ``"none"``: there is none.
+
+    Raises:
+        TypeError, ValueError: `number` is no whole number from 0; this rank is no member of a group.
     """
+    check.whole_number("number", number, least=0)
+    check.member(group)
     replica = 0 if data_group == "none" else dist.get_rank(data_group)  # type: ignore[arg-type]
     torch.manual_seed(number + 1000003 * replica)
     streams.add(SPLIT, number + 1000003 * replica + 7919 * (1 + dist.get_rank(group)))
@@ -95,10 +115,24 @@ class SplitDropout(torch.nn.Module):
     def __init__(self, dropout: torch.nn.Module) -> None:
         super().__init__()
         self.dropout = dropout
-        self.p: float = dropout.p  # type: ignore[assignment]
+
+    @property
+    def p(self) -> Any:
+        """Of the dropout inside."""
+        return self.dropout.p
+
+    @p.setter
+    def p(self, value: float) -> None:
+        self.dropout.p = value  # type: ignore[assignment]
+
+    @contextmanager
+    def drawing(self) -> Iterator[None]:
+        """Inside, torch draws what this dropout draws."""
+        with streams.use(SPLIT):
+            yield
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not self.training or self.p == 0:
             return x
-        with streams.use(SPLIT):
+        with self.drawing():
             return self.dropout(x)

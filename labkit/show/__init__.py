@@ -5,7 +5,7 @@ each rank holds after each operation; `compare` predicted beside measured; `volu
 how fast messages of each size go; `memory` who holds which bytes, `memory_settings` one setting after another and
 `memory_timeline` one event after another; `buckets` what backward hides of the reductions; `layer` a layer that ranks
 share, and where they send; `tiles` the matrix of attention, tile by tile; `timeline` what each rank of a pipeline does
-when.
+when, and `builder` a grid on which to build such a schedule.
 
     labkit.show.trace(run.trace)
     labkit.show.predict("ring-bytes", "How many bytes does each rank send?", unit="B")
@@ -15,6 +15,7 @@ matplotlib when it draws.
 """
 
 from labkit.show.barfigure import compare, volume
+from labkit.show.boardfigure import builder
 from labkit.show.bucketfigure import buckets
 from labkit.show.buckettimes import BucketTimes
 from labkit.show.curves import bandwidth
@@ -30,6 +31,6 @@ from labkit.show.tilefigure import tiles
 from labkit.show.timelinefigure import timeline
 from labkit.show.tracefigure import trace
 
-__all__ = ["BucketTimes", "Drawing", "Figure", "LayerStage", "Table", "bandwidth", "buckets", "compare", "guess",
-           "holdings", "layer", "memory", "memory_settings", "memory_timeline", "predict", "reveal", "ring", "tiles",
-           "timeline", "trace", "tree", "volume"]  # fmt: skip
+__all__ = ["BucketTimes", "Drawing", "Figure", "LayerStage", "Table", "bandwidth", "buckets", "builder", "compare",
+           "guess", "holdings", "layer", "memory", "memory_settings", "memory_timeline", "predict", "reveal", "ring",
+           "tiles", "timeline", "trace", "tree", "volume"]  # fmt: skip

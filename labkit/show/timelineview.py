@@ -188,7 +188,8 @@ class View:
                 notches.append(f"M{num(x)} {num(y + 3 + 6 * k)}h{num(notch)}v4h{num(-notch)}z")
             if label:
                 shift = 2 if row.chunk(event) else 0
-                words.append(text((x + end) / 2 + shift, y + self.block / 2 + 4.3, label, 12, "middle", "lk-in"))
+                cls = None if event.kind == "W" else "lk-in"  # on hatching, words need their halo
+                words.append(text((x + end) / 2 + shift, y + self.block / 2 + 4.3, label, 12, "middle", cls))
         busy = sum(e.end - e.start for e in row.events) * self.scale
         body = [el("path", d="".join(d), class_=f"lk-t{kind}") for kind, d in boxes.items()]
         if notches:

@@ -88,8 +88,8 @@ def _check(timelines: Any, controls: Any, axis_to: Any, source: Any) -> None:
     if callable(timelines) and controls is None:
         raise TypeError("timelines is a function, which needs controls, such as {'m': [1, 2, 4, 8]}")
     if controls is not None and not callable(timelines):
-        raise TypeError(f"controls need a function of them, such as lambda m: simulate(one_f_one_b(4, m)), but timelines "
-                        f"is {type(timelines).__name__}")  # fmt: skip
+        raise TypeError(f"timelines is {type(timelines).__name__}, but controls need a function of them, such as "
+                        "lambda m: simulate(one_f_one_b(4, m))")  # fmt: skip
     if controls is not None:
         if not isinstance(controls, Mapping) or not all(isinstance(v, (list, tuple, range)) for v in controls.values()):
             raise TypeError(f"controls is {controls!r}: expected argument → values, such as {{'m': [1, 2, 4, 8]}}")

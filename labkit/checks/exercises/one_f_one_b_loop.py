@@ -170,6 +170,27 @@ def does_not_wait(micro_batches: int, forward: Forward, backward: Backward, shap
     _do(_order(micro_batches), forward, backward, Hasty(shape))
 
 
+def receives_two_the_wrong_way_round(micro_batches: int, forward: Forward, backward: Backward, shape: Any) -> None:
+    """Messages have no names: what is sent first comes to whoever asked first."""
+
+    class Swapped(_Peers):
+        def receive(self, peer: int, reuse: bool = False) -> T | None:
+            if not self.there(peer):
+                return None
+            if not coming.get(peer):
+                left[peer] = left.get(peer, micro_batches) - 2
+                rooms = [torch.empty(shape) for _ in range(2 if left[peer] >= 0 else 1)]
+                works = [dist.irecv(room, peer) for room in reversed(rooms)]
+                coming[peer] = list(zip(rooms, reversed(works), strict=True))
+            room, work = coming[peer].pop(0)
+            work.wait()
+            return room
+
+    coming: dict[int, list[Any]] = {}
+    left: dict[int, int] = {}
+    _do(_order(micro_batches), forward, backward, Swapped(shape))
+
+
 def broadcasts(micro_batches: int, forward: Forward, backward: Backward, shape: Any) -> None:
     for i in range(micro_batches):
         x = torch.empty(shape)
@@ -234,6 +255,7 @@ EXERCISE = Exercise(
         Wrong(warms_up_by_its_rank, "deadlocked", "recv"),
         Wrong(forgets_the_cool_down, "deadlocked", "which had returned already"),
         Wrong(numbers_backwards_as_forwards, "wrong", "B1 was given what belongs to B0"),
+        Wrong(receives_two_the_wrong_way_round, "wrong", "B0 was given what belongs to B1"),
         Wrong(sends_what_it_received, "wrong", "B0 was given another tensor"),
         Wrong(gives_zeros_at_the_ends, "wrong", "F0 was given a tensor"),
         Wrong(sends_the_number_first, "wasteful", "messages of a rank"),

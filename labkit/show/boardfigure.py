@@ -254,7 +254,7 @@ class Builder:
 
     def _still(self) -> dict[str, str]:
         """The picture as it is now, for who opens the notebook later; the live grid hides it while it is there."""
-        return {"text/html": el("div", self.to_html(), class_=self.name), "text/plain": str(self)}
+        return {"text/html": el("div", self.to_html(), class_=f"lk-built {self.name}"), "text/plain": str(self)}
 
     def show_again(self) -> None:
         """Put the picture as it is now into the notebook."""

@@ -127,13 +127,15 @@ class View:
     def _ready(self) -> Iterator[str]:
         """The next legal cells: dotted, with what may stand there."""
         for n in range(self.building.ranks):
-            offers: dict[int, list[str]] = {}
+            offers: dict[int, list[Action]] = {}
             for action, slot in self.building.ready(n):
-                offers.setdefault(slot, []).append(action.kind)
-            for slot, kinds in offers.items():
+                offers.setdefault(slot, []).append(action)
+            for slot, actions in offers.items():
+                one = f"{actions[0].kind}{actions[0].micro_batch}"
+                said = one if len(actions) == 1 else "".join(action.kind for action in actions)
                 x, y = self.at(slot) + 2.5, self.top(n) + 2.5
                 box = el("rect", x=x, y=y, width=self.cell - 5, height=BLOCK - 5, rx=3)
-                words = text(self.at(slot + 0.5), y + 15.8, "".join(kinds), 12, "middle", "lk-in")
+                words = text(self.at(slot + 0.5), y + 15.8, said, 12, "middle", "lk-in")
                 yield el("g", box, words, class_="lk-offer")
 
     def _marks(self) -> Iterator[str]:

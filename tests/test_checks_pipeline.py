@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 
 import pytest
 import torch
@@ -209,6 +210,40 @@ def test_checker_and_simulator_may_be_asked(name):
         return made
 
     assert labkit.check(name, asks).right
+
+
+#: What the pseudo-code of 6.1's and 6.4's third hints says, as Python.
+PHRASES = [
+    ("−", "-"), (r"the smaller of (.*) and (.*)", r"min(\1, \2)"), (r"the larger of (.*) and (.*)", r"max(\1, \2)"),
+    (r"the warm-up: F0 … F\((.*) - 1\)", r"order = [f'F{i}' for i in range(\1)]"),
+    (r"for i in 0 … (.*) - 1:", r"for i in range(\1):"), (r"F\((.*)\), then B\(i\)", r"order += [f'F{\1}', f'B{i}']"),
+    (r"the cool-down: B\((.*)\) … B\((.*) - 1\)", r"return order + [f'B{i}' for i in range(\1, \2)]"),
+    (r"free = W if there is any W, else (\w)", r"free = 'W' if any(word[0] == 'W' for word in words) else '\1'"),
+    (r"held, peak = 0, 0", "held = peak = 0"), (r"for each word:", "for word in words:"),
+    (r"(F|free): +held (.) 1", r"if word[0] == '\1': held = held \2 1"), ("'free'", "free"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "blanks", "end"),
+    [
+        ("one_f_one_b_order", ["micro_batches", "warm_up + i", "micro_batches - warm_up"], ""),
+        ("peak_stash", ["B", "free"], "    return peak"),
+    ],
+)
+def test_a_hint_is_right_when_its_blanks_are_filled(name, blanks, end):
+    exercise = exercises.get(name)
+    code = exercise.hints()[2].strip()
+    assert code.count("____") == len(blanks)
+    for blank in blanks:
+        code = code.replace("____", blank, 1)
+    for phrase, python in PHRASES:
+        code = re.sub(phrase, python, code)
+    body = "\n".join(f"    {line}" for line in code.splitlines())
+    space = {}
+    exec(f"def {name}({', '.join(inspect.signature(exercise.solution).parameters)}):\n{body}\n{end}", space)
+    verdict = labkit.check(name, space[name])
+    assert verdict.right, f"{verdict}\n{body}"
 
 
 # Impostors

@@ -109,6 +109,9 @@ def test_with_w_a_micro_batch_is_held_until_its_w():
     assert tuple(refused.value.blocker) == ("W", 0, 0)
     filled(grid, [("W", 0, 2), ("F", 0, 3)])
     assert grid.held(0) == [1, 1, 1, 1]
+    apart = filled(Building(1, 1, split=True), [("F", 0, 0), ("B", 0, 1), ("W", 0, 4)])
+    assert apart.held(0) == [1, 1, 1, 1, 1]
+    assert filled(Building(1, 2), [("F", 0, 0), ("B", 0, 1), ("F", 0, 4)]).held(0) == [1, 1, 0, 0, 1]
 
 
 def test_the_tray_has_what_can_be_placed_and_from_when_on():
@@ -194,6 +197,20 @@ def test_what_is_built_by_any_legal_moves_can_run(data):
     again = Building(ranks, micro_batches, cap, split)
     again.write(schedule.text())
     assert again.schedule.actions == schedule.actions
+
+
+def test_the_period_is_the_shortest_that_fits():
+    """B0 of rank 0 stands in slot 4, where period 2 puts F2; with 3 the last B, B2, is in slot 4 + 2 · 3."""
+    grid = filled(Building(2, 3), [("F", 0, 0), ("F", 1, 1), ("B", 1, 2), ("B", 0, 4)])
+    grid.repeat()
+    assert grid.finished
+    assert grid.makespan == 11
+    wrong = filled(Building(1, 3, cap=2), [("F", 0, 0), ("F", 0, 1), ("B", 0, 2)])
+    before = dict(wrong.slots)
+    wrong.caps = (1,)  # no period fits: two are held already
+    with pytest.raises(Refused):
+        wrong.repeat()
+    assert wrong.slots == before
 
 
 # Par

@@ -84,7 +84,7 @@ def test_the_same_right_edge_and_a_different_stash():
             one == other == pytest.approx(max(end for row in blocks(figure, "B", width) for _, end, _ in row), abs=0.11)
         )
         heights = [max(y for _, y in p) - min(y for _, y in p) for p in paths(figure, "lk-stash", width)]
-        assert [h / heights[0] * 8 for h in heights] == pytest.approx([8, 8, 8, 8, 4, 3, 2, 1], abs=0.1)
+        assert [h / figure.views[width].stash * 8 for h in heights] == pytest.approx([8, 8, 8, 8, 4, 3, 2, 1], abs=0.1)
     assert words(figure).count("makespan 660 ms · bubble 37.5 % of ideal, 27.3 % of total") == 2
     assert words(figure).count("idle 27 %") == 8
 
@@ -309,6 +309,11 @@ def test_a_control_has_a_picture_for_each_combination():
     assert [titles[n] in scene["html"] for n, scene in enumerate(data["scenes"])] == [True] * 4
     assert not any("<style" in scene["html"] for scene in data["scenes"])
     assert str(figure).startswith(titles[0])
+
+
+def test_the_longest_setting_decides_where_the_axis_ends():
+    figure = show.timeline(lambda m: simulate(gpipe(4, m), **WHOLE), controls={"m": [8, 1, 16]})
+    assert [scene.chart.top for scene in figure.scenes] == [1140] * 3, "(16 + 3) · 60"
 
 
 def test_the_browser_is_told_where_each_block_is():

@@ -142,8 +142,8 @@ EXERCISE = Exercise(
     solution=beat_1f1b,
     hints=lambda: (say("beat_1f1b.question"), say("beat_1f1b.state"), say("beat_1f1b.code")),
     wrong=(
-        Wrong(takes_nothing_apart, "wrong", "ends at 9, 1F1B at 9"),
         Wrong(leaves_all_weights_to_the_end, "wasteful", "held by rank 0: 4 micro-batches at its peak; budget 2"),
+        Wrong(takes_nothing_apart, "wrong", "ends at 9, 1F1B at 9"),
         Wrong(warms_up_twice_as_long, "wasteful", "budget 2"),
         Wrong(puts_weights_before_their_backward, "wrong", "can never run"),
         Wrong(forgets_the_last_weights, "wrong", "W1 of stage 0 is missing"),

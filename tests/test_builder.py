@@ -205,9 +205,10 @@ def test_the_period_is_the_shortest_that_fits():
     grid.repeat()
     assert grid.finished
     assert grid.makespan == 11
-    wrong = filled(Building(1, 3, cap=2), [("F", 0, 0), ("F", 0, 1), ("B", 0, 2)])
+    round_ = [("F", 0, 0), ("F", 0, 1), ("F", 1, 1), ("F", 1, 2), ("B", 1, 3), ("B", 0, 4)]
+    wrong = filled(Building(2, 3), round_)
     before = dict(wrong.slots)
-    wrong.caps = (1,)  # no period fits: two are held already
+    wrong.caps = (None, 1)  # rank 0 could go on, but rank 1 with no period: it has held two
     with pytest.raises(Refused):
         wrong.repeat()
     assert wrong.slots == before

@@ -105,11 +105,14 @@ def test_the_gradients_of_f_and_g_are_the_slopes_of_the_loss():
 
 
 def test_without_f_each_rank_has_its_own_part_and_the_parts_add_up():
-    """At the norm, which the residual connection goes past."""
+    """But for what the residual connection brings, which each of them has whole."""
     case = Case(3, 2)
     own, ((whole,), *_) = fg.own(case), fg.expected(case)
+    alone = between.tensors(case)
+    between.block(alone, between.same, lambda share: share.detach()).backward()
     total = torch.tensor([rank["norm.grad"] for rank in own]).sum(0)
-    torch.testing.assert_close(total, torch.tensor(whole["norm.grad"]))
+    expected = torch.tensor(whole["norm.grad"]) + 2 * alone["norm"].grad
+    torch.testing.assert_close(total.double(), expected.double(), rtol=1e-5, atol=1e-7)
     assert all(rank["loss"] == pytest.approx(whole["loss"]) for rank in own)
 
 

@@ -23,10 +23,11 @@ def same(x: torch.Tensor) -> torch.Tensor:
 
 
 def block(tensors: dict[str, torch.Tensor], f: One, g: One) -> torch.Tensor:
-    """A layer, a norm, an MLP beside its residual connection, and a loss, ()."""
+    """A layer, a norm, an MLP beside a residual connection, and a loss, ()."""
     h = torch.tanh(tensors["x"] @ tensors["earlier"])  # (tokens, WIDTH)
-    y = F.gelu(f(F.layer_norm(h, (WIDTH,)) * tensors["norm"]) @ tensors["A"] + tensors["a"])
-    z = h + g(y @ tensors["B"]) + tensors["b"]
+    h = F.layer_norm(h, (WIDTH,)) * tensors["norm"]
+    y = F.gelu(f(h) @ tensors["A"] + tensors["a"])
+    z = h + g(y @ tensors["B"]) + tensors["b"]  # what f was given is read once more: its gradient has two parts
     return (z - 1).square().mean()
 
 

@@ -145,7 +145,7 @@ def call(fn: Callable[..., Tensor], case: Case) -> Made:
     grads = {name: t.grad for name, t in given.items()}
     with uncounted():
         grads |= {name: _of_all_ranks(given[name]) for name in CUT}
-    return [_named(z, grads)]
+    return [_named(z, grads, given)]
 
 
 def _of_all_ranks(param: Tensor) -> Tensor:
@@ -157,9 +157,10 @@ def _of_all_ranks(param: Tensor) -> Tensor:
     return parts[0] if is_whole else torch.stack(parts).sum(0)
 
 
-def _named(z: Tensor, grads: dict[str, Tensor | None]) -> Backward:
+def _named(z: Tensor, grads: dict[str, Tensor | None], given: dict[str, Tensor]) -> Backward:
+    """What was given is to stay what it was."""
     names = {name: say("alone.of_all", name=f"{name}.grad") if name in CUT else f"{name}.grad" for name in SHAPES}
-    return taken([("z", z), *((names[name], grads[name]) for name in ("b", "B", "a", "A", "x"))])
+    return taken([("z", z), *((names[name], grads[name]) for name in ("b", "B", "a", "A", "x")), *given.items()])
 
 
 def expected(case: Case) -> list[list[Backward]]:
@@ -167,7 +168,7 @@ def expected(case: Case) -> list[list[Backward]]:
     whole = {name: t.double().requires_grad_() for name, t in tensors(case).items()}
     z = all_of_it_on_every_rank(*whole.values())
     loss(z).backward()
-    return [[_named(z, {name: t.grad for name, t in whole.items()})]] * case.ranks
+    return [[_named(z, {name: t.grad for name, t in whole.items()}, whole)]] * case.ranks
 
 
 def budget(case: Case) -> list[Cost]:

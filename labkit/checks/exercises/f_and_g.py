@@ -82,6 +82,14 @@ def f_does_nothing_in_backward() -> Pair:
     return _function(same, same), _function(total, same)
 
 
+def f_puts_a_hook_on_its_input() -> Pair:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        x.register_hook(total)  # it sees what the residual connection brings as well
+        return x
+
+    return f, f_and_g()[1]
+
+
 def swapped() -> Pair:
     f, g = f_and_g()
     return g, f
@@ -222,6 +230,7 @@ EXERCISE = Exercise(
     hints=lambda: (say("f_and_g.question"), say("f_and_g.state"), say("f_and_g.code")),
     wrong=(
         Wrong(f_does_nothing_in_backward, "wrong", "which is what rank 0's own part gives"),
+        Wrong(f_puts_a_hook_on_its_input, "wrong", "norm.grad"),
         Wrong(swapped, "wrong", "rank 0, loss: expected"),
         Wrong(f_reduces_forward_too, "wrong", "rank 0, loss: expected"),
         Wrong(g_reduces_backward_too, "wrong", "B.grad, element [0, 0]"),

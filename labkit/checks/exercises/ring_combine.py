@@ -13,7 +13,7 @@ from labkit.checks.alone import Made, strange
 from labkit.checks.exercise import Case, Cost, Exercise, Wrong, nothing
 from labkit.checks.exercises.online_softmax import THEIRS
 from labkit.checks.gradients import Backward, differing, taken
-from labkit.checks.tokens import attend
+from labkit.checks.tokens import Attending, attend
 from labkit.show.words import say
 
 WIDTH = 4
@@ -169,6 +169,14 @@ def calls_labkits(q: T, k: T, v: T, attend: Attend) -> T:
     return ring_attention(q[None, None], k[None, None], v[None, None], causal=False)[0, 0]
 
 
+def attends_to_all_at_once(q: T, k: T, v: T, attend: Attend) -> T:
+    held = every = torch.stack([k, v])
+    for _ in range(dist.get_world_size() - 1):
+        held = _passed(held)
+        every = torch.cat([every, held], dim=1)
+    return attend(q, every[0], every[1])[0]
+
+
 def _given(case: Case, rank: int) -> tuple[T, T, T]:
     """q, k and v of a rank's tokens, (s/N, d) each."""
     generator = torch.Generator().manual_seed(10 + rank)
@@ -178,7 +186,9 @@ def _given(case: Case, rank: int) -> tuple[T, T, T]:
 
 def call(fn: Any, case: Case) -> Made:
     q, k, v = _given(case, dist.get_rank())
-    made = fn(q, k, v, attend)
+    made = fn(q, k, v, seen := Attending())
+    if seen.largest > case.elements:
+        return say("ring_combine.at_once", have=seen.largest, want=case.elements)
     return strange(made, (case.elements, WIDTH), say("ring_combine.it")) or [_named(made, (q, k, v))]
 
 
@@ -225,6 +235,7 @@ EXERCISE = Exercise(
     wrong=(
         Wrong(looks_at_its_own_keys, "wrong", "what rank 0's own part gives"),
         Wrong(averages, "wrong", "world 2"),
+        Wrong(attends_to_all_at_once, "wrong", "attend was given 2 keys at once; a rank has 1"),
         Wrong(weighs_by_the_logarithms, "wrong", "world 2"),
         Wrong(takes_the_exponentials, "wrong", "nan"),
         Wrong(keeps_the_first_log_sum, "wrong", "world 3"),

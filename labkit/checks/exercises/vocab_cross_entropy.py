@@ -148,6 +148,12 @@ def weighed(losses: Tensor) -> Tensor:
     return (losses * torch.arange(1.0, len(losses) + 1)).sum()
 
 
+def changes_the_logits(logits: Tensor, target: Tensor) -> Tensor:
+    with torch.no_grad():
+        logits -= logits.max()
+    return vocab_cross_entropy(logits, target)
+
+
 def call(fn: Callable[[Tensor, Tensor], Tensor], case: Case) -> Made:
     logits, target = tensors(case)
     mine = logits.chunk(case.ranks, 1)[dist.get_rank()].contiguous().requires_grad_()
@@ -157,11 +163,12 @@ def call(fn: Callable[[Tensor, Tensor], Tensor], case: Case) -> Made:
     total = weighed(losses)
     with watching(fn):
         total.backward()
-    return [_named(losses, mine.grad)]
+    return [_named(losses, mine.grad, mine)]
 
 
-def _named(losses: Tensor, grad: Tensor | None) -> Backward:
-    return taken([("loss", losses), ("logits.grad", grad)])
+def _named(losses: Tensor, grad: Tensor | None, logits: Tensor) -> Backward:
+    """The logits are to stay what they were."""
+    return taken([("loss", losses), ("logits.grad", grad), ("logits", logits)])
 
 
 def expected(case: Case) -> list[list[Backward]]:
@@ -170,7 +177,8 @@ def expected(case: Case) -> list[list[Backward]]:
     logits = logits.double().requires_grad_()
     losses = F.cross_entropy(logits, target, reduction="none")
     weighed(losses).backward()
-    return [[_named(losses, part)] for part in logits.grad.chunk(case.ranks, 1)]
+    parts = zip(logits.grad.chunk(case.ranks, 1), logits.chunk(case.ranks, 1), strict=True)  # type: ignore[union-attr]
+    return [[_named(losses, *part)] for part in parts]
 
 
 def budget(case: Case) -> list[Cost]:
@@ -195,6 +203,7 @@ EXERCISE = Exercise(
         say("vocab_cross_entropy.question"), say("vocab_cross_entropy.state"), say("vocab_cross_entropy.code"),
     ),
     wrong=(
+        Wrong(changes_the_logits, "wrong", "rank 0, logits, element"),
         Wrong(a_maximum_each, "wrong", "loss"),
         Wrong(no_maximum, "wrong", "logits × 1000"),
         Wrong(adds_the_maxima, "wrong", "logits × 1000"),

@@ -9,8 +9,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from labkit import device, pipeline
+from labkit.collectives import mark
 from labkit.data_parallel import DistributedDataParallel
 from labkit.memory import MemoryMeter
 from labkit.model import Transformer, preset
@@ -219,6 +222,102 @@ def _angry(y: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, int]:
     return y.sum(), len(y)
 
 
+class _Odd(nn.Module):
+    """What a backward in two halves must not get wrong, one kind a module: (x) or (x, w) → (x, w)."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.layer = kind, nn.Linear(4, 4, dtype=torch.float64)
+        if kind == "hook":
+            self.layer.weight.register_hook(lambda grad: grad * 2)
+
+    def forward(self, x: torch.Tensor, w: torch.Tensor | None = None) -> Any:
+        if w is not None:  # another stage's tensor as a weight
+            return F.linear(self.layer(x), w)
+        if self.kind == "weight":
+            return torch.tanh(self.layer(x)), self.layer.weight * 2
+        if self.kind == "gradient":
+            z = x.detach().requires_grad_()
+            (slope,) = torch.autograd.grad(self.layer(z).square().sum(), z)
+            return torch.tanh(self.layer(x)) + slope
+        if self.kind.startswith("checkpoint"):
+            return torch.tanh(checkpoint(self.layer, x, use_reentrant=self.kind.endswith("reentrant")))
+        if self.kind == "narrow":
+            with torch.autocast(x.device.type, torch.bfloat16):
+                return self.layer.float()(x.float()).double()
+        return torch.tanh(self.layer(x))
+
+
+def in_two_halves(kind: str) -> float:
+    """ZB-H1 against 1F1B, on two ranks."""
+    me, rows = dist.get_rank(), torch.linspace(-1, 1, 28, dtype=torch.float64).view(7, 4)
+    grads = []
+    for schedule in (pipeline.one_f_one_b(2, 3), pipeline.zero_bubble_h1(2, 3)):
+        torch.manual_seed(me)
+        stage = _Odd(kind if me == 0 or kind != "weight" else "")
+        engine = pipeline.PipelineEngine({me: stage}, schedule, lambda y, t: ((y - 1).square().sum(), len(t)))
+        engine.step(rows, rows)
+        grads.append([p.grad for p in stage.parameters()])
+    return worst(zip(*grads, strict=True))
+
+
+def small_counts(count: float, dtype: str, rows: int) -> tuple[float, float]:
+    """A loss whose count is not 1 a row: the loss, and how far the gradient is from that of one process."""
+    layer = nn.Linear(1, 1, bias=False, dtype=getattr(torch, dtype))
+    x = torch.full((rows, 1), 2.0**-6, dtype=layer.weight.dtype)
+
+    def weighted(y: torch.Tensor, t: torch.Tensor) -> tuple[torch.Tensor, float]:
+        return count * y.sum(), count * len(t)
+
+    engine = pipeline.PipelineEngine({0: layer}, pipeline.one_f_one_b(1, rows // 500 + 1), weighted)
+    loss = engine.step(x, x).item()
+    return loss - layer.weight.item() * 2.0**-6, abs(layer.weight.grad.item() * 2**6 - 1)
+
+
+def frozen_tie() -> list[bool]:
+    """Embedding and head are one, and not trained."""
+    ranks, me = dist.get_world_size(), dist.get_rank()
+    model = transformer("tiny_gpt", ranks)
+    model.token_embedding.weight.requires_grad_(False)
+    part = cut(model, pipeline.partition([1.0] * ranks, ranks))[me]
+    pipeline.PipelineEngine({me: part}, pipeline.one_f_one_b(ranks, 2), mean_loss).step(*batch(4))
+    return [p.grad is None for n, p in part.named_parameters() if "token_embedding" in n or "head" in n]
+
+
+def parts_without_layers() -> float:
+    model = transformer("tiny_gpt", 2, vocab=8)
+    tokens = torch.zeros(2, 5, dtype=torch.int64)
+    expected, x = model(tokens), tokens
+    for part in cut(model, [range(0), range(2), range(2, 2)]):
+        x = part(x)
+    return (x - expected).abs().max().item()
+
+
+def after_a_step_cut_short() -> list[str]:
+    """Both ranks fail and go on: what the step and the next one say."""
+    me = dist.get_rank()
+    engine = pipeline.PipelineEngine({me: _Failing()}, pipeline.gpipe(2, 3), lambda y, t: (y.sum(), len(t)))
+    said = []
+    for _ in range(2):
+        try:
+            engine.step(torch.ones(6, 4), torch.ones(6, 4))
+        except (ArithmeticError, RuntimeError) as error:
+            said.append(str(error))
+    return said
+
+
+class _Failing(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(4, 4)
+        self.left = 1 - dist.get_rank()  # rank 0 sends once
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.left:
+            raise ArithmeticError("no")
+        self.left -= 1
+        return super().forward(x)
+
+
 def refused(what: str) -> str:
     me, linear = dist.get_rank(), nn.Linear(4, 4)
     schedule, loss = pipeline.one_f_one_b(2, 2), lambda y, t: (y.sum(), len(t))
@@ -242,6 +341,17 @@ def refused(what: str) -> str:
             pipeline.PipelineEngine({me: linear}, schedule, loss).step(rows[:1], rows[:1])
         elif what == "targets":
             pipeline.PipelineEngine({me: linear}, schedule, loss).step(rows, rows[:3])
+        elif what == "gradient":
+            pipeline.PipelineEngine({me: linear}, schedule, loss).step(rows.requires_grad_(), rows)
+        elif what == "loss":
+            pipeline.PipelineEngine({0: linear}, pipeline.gpipe(1, 2), lambda y, t: y.sum(), _alone()).step(rows, rows)
+        elif what == "shared stage":
+            stage = pipeline.PipelineStage(linear)
+            pipeline.PipelineEngine({0: stage, 1: stage}, pipeline.interleaved(1, 2, 2), loss, _alone())
+        elif what == "tied":
+            mark(linear.weight, tied="one")
+            mark(linear.bias, tied="one")
+            pipeline.PipelineEngine({me: linear}, schedule, loss)
         elif what == "type":
             pipeline.PipelineEngine({me: linear}, schedule, loss).step([1, 2], rows)
     except (TypeError, ValueError) as error:
@@ -254,6 +364,18 @@ def grows() -> None:
     stage = _Growing() if me == 0 else nn.Linear(4, 4)
     engine = pipeline.PipelineEngine({me: stage}, pipeline.gpipe(2, 2), lambda y, t: (y.sum(), len(t)))
     engine.step(torch.ones(4, 4), torch.ones(4, 4))
+
+
+def _alone() -> Any:
+    """A group of this rank."""
+    groups = [dist.new_group([rank]) for rank in range(dist.get_world_size())]
+    return groups[dist.get_rank()]
+
+
+def other_batches() -> None:
+    me, rows = dist.get_rank(), torch.ones(4 + 2 * dist.get_rank(), 4)
+    engine = pipeline.PipelineEngine({me: nn.Linear(4, 4)}, pipeline.gpipe(2, 2), lambda y, t: (y.sum(), len(t)))
+    engine.step(rows, rows)
 
 
 class _Growing(nn.Module):

@@ -151,11 +151,47 @@ def test_a_step_cut_short_leaves_no_trace():
         ("module", "is str: expected a module"), ("wrapped", "give the module itself, and data_parallel_group"),
         ("illegal", "IllegalSchedule"), ("dual", "puts a stage on several ranks"),
         ("few", "1 inputs and 1 targets in 2 micro-batches"), ("targets", "4 inputs and 3 targets"),
-        ("type", "TypeError: inputs is list"),
+        ("type", "TypeError: inputs is list"), ("gradient", "pass inputs.detach()"),
+        ("loss", "TypeError: loss_fn returned Tensor"), ("shared stage", "one PipelineStage stands for several stages"),
+        ("tied", "parameters tied as 'one'"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_refused(what, told):
     assert any(told in said for said in labkit.run(programs.refused, what, ranks=2).values)
+
+
+@pytest.mark.parametrize("kind", ["", "weight", "gradient", "hook", "checkpoint, reentrant", "checkpoint", "narrow"])
+def test_a_backward_in_two_halves_is_the_whole(kind):
+    """Only the module's own weights are put off, and only in the engine's backward."""
+    assert max(labkit.run(programs.in_two_halves, kind, ranks=2).values) <= (1e-2 if kind == "narrow" else 1e-12)
+
+
+@pytest.mark.parametrize(("count", "dtype", "rows"), [(0.05, "float64", 7), (1, "float16", 70000)])
+def test_counts_are_what_loss_fn_says(count, dtype, rows):
+    """Below 1, and above the largest number of the gradients' type (whose sum of 140 micro-batches is off by 1.6 %)."""
+    ((loss, grad),) = labkit.run(programs.small_counts, count, dtype, rows, ranks=1).values
+    assert abs(loss) <= (1e-12 if dtype == "float64" else 1e-3)
+    assert grad <= (1e-12 if dtype == "float64" else 0.02)
+
+
+def test_a_frozen_tie_gets_no_gradient():
+    assert all(all(found) for found in labkit.run(programs.frozen_tie, ranks=2).values)
+
+
+def test_parts_may_have_no_layer():
+    assert labkit.run(programs.parts_without_layers, ranks=1).values == [0.0]
+
+
+def test_after_a_step_cut_short_another_is_refused():
+    """Rank 0 had sent, and fails; rank 1 fails before it has received."""
+    for first, second in labkit.run(programs.after_a_step_cut_short, ranks=2, timeout=20).values:
+        assert first == "no"
+        assert "an earlier step was cut short" in second
+
+
+def test_batches_of_two_sizes_are_named():
+    with pytest.raises(labkit.RunFailed, match="has 3 sequences on this rank and 2 on the one before"):
+        labkit.run(programs.other_batches, ranks=2, timeout=20)
 
 
 def test_another_shape_than_agreed_is_an_error():

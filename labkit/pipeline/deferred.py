@@ -9,7 +9,7 @@ Source: Qi et al. 2023, "Zero Bubble Pipeline Parallelism", section 2.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -17,31 +17,49 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-Waiting = list[Callable[[], None]]
+
+class Waiting:
+    """The work that a backward has left: gradients of weights.
+
+    Only what runs under `PutOff` while `open` is set is left here; a gradient that a module asks for in its own forward
+    is made at once.
+    """
+
+    def __init__(self) -> None:
+        self.work: list[Callable[[], None]] = []
+        self.open = False
+
+    def finish(self) -> None:
+        """Do it: add to ``grad``."""
+        while self.work:
+            self.work.pop(0)()
 
 
 class PutOff(TorchFunctionMode):
     """Inside, each `torch.nn.functional.linear` leaves the gradients of its weight and bias for later.
 
-    What is recomputed in backward is not seen, and makes its weights' gradients at once.
+    It holds for forward, and for backward too, where checkpointed parts run their forward once more.
 
     Args:
-        waiting: Backward appends the work that is left; call each once. It adds to ``weight.grad`` and ``bias.grad``.
+        waiting: Takes the work that is left.
+        params: Whose gradients may be put off; those with hooks, which want to see the gradient in backward, are not.
 
-    >>> layer, waiting = torch.nn.Linear(2, 1, bias=False), []
-    >>> with PutOff(waiting):
+    >>> layer, waiting = torch.nn.Linear(2, 1, bias=False), Waiting()
+    >>> with PutOff(waiting, layer.parameters()):
     ...     y = layer(torch.ones(3, 2))
+    >>> waiting.open = True
     >>> y.sum().backward()
-    >>> layer.weight.grad is None, len(waiting)
+    >>> layer.weight.grad is None, len(waiting.work)
     (True, 1)
-    >>> waiting.pop()()
+    >>> waiting.finish()
     >>> layer.weight.grad
     tensor([[3., 3.]])
     """
 
-    def __init__(self, waiting: Waiting) -> None:
+    def __init__(self, waiting: Waiting, params: Iterable[torch.nn.Parameter]) -> None:
         super().__init__()
         self._waiting = waiting
+        self._params = {id(p) for p in params if not (p._backward_hooks or p._post_accumulate_grad_hooks)}
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         if func is F.linear and torch.is_grad_enabled():
@@ -49,8 +67,8 @@ class PutOff(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
     def _linear(self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        leaves = [p for p in (weight, bias) if p is not None and p.requires_grad]
-        if not leaves or not all(p.is_leaf for p in leaves):  # a weight that was made must hand its gradient on
+        asking = [p for p in (weight, bias) if p is not None and p.requires_grad]
+        if not asking or weight.dim() != 2 or any(id(p) not in self._params for p in asking):
             return F.linear(input, weight, bias)
         return _Linear.apply(input, weight, bias, self._waiting)
 
@@ -60,25 +78,36 @@ class _Linear(torch.autograd.Function):
     def forward(
         ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, waiting: Waiting
     ) -> torch.Tensor:
-        ctx.save_for_backward(x, weight, bias)
+        ctx.save_for_backward(x)
+        ctx.weight, ctx.bias = weight, bias  # themselves: what is saved may come back as a copy
         ctx.waiting = waiting
         return F.linear(x, weight, bias)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple:  # type: ignore[override]
-        x, weight, bias = ctx.saved_tensors
-        ctx.waiting.append(lambda: _weight_gradients(x, grad, weight, bias))
-        return grad @ weight if ctx.needs_input_grad[0] else None, None, None, None
+        (x,), weight, bias = ctx.saved_tensors, ctx.weight, ctx.bias
+        grad_x = grad @ weight.to(grad.dtype) if ctx.needs_input_grad[0] else None  # under autocast types differ
+        if not ctx.waiting.open:
+            return grad_x, *_weight_gradients(x, grad, weight, bias), None
+        ctx.waiting.work.append(lambda: _add_weight_gradients(x, grad, weight, bias))
+        return grad_x, None, None, None
 
 
 @torch.no_grad()
-def _weight_gradients(x: torch.Tensor, grad: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+def _add_weight_gradients(x: torch.Tensor, grad: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+    for param, found in zip((weight, bias), _weight_gradients(x, grad, weight, bias), strict=True):
+        if param is not None and found is not None:
+            add_gradient(param, found.to(param.dtype))
+
+
+def _weight_gradients(
+    x: torch.Tensor, grad: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Of Y = XAᵀ + b: gradᵀ·X, (out, in), and the sum of grad, (out)."""
     flat = grad.reshape(-1, grad.shape[-1])  # (tokens, out)
-    if weight.requires_grad:
-        add_gradient(weight, flat.t() @ x.reshape(-1, x.shape[-1]))
-    if bias is not None and bias.requires_grad:
-        add_gradient(bias, flat.sum(0))
+    of_weight = flat.t() @ x.reshape(-1, x.shape[-1]).to(grad.dtype) if weight.requires_grad else None
+    return of_weight, flat.sum(0) if bias is not None and bias.requires_grad else None
 
 
 def add_gradient(param: torch.Tensor, grad: torch.Tensor) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from labkit.pipeline.gradients import Kept, add_up_over, add_up_tied, tied_param
 from labkit.pipeline.messages import Compute, Receive, messages
 from labkit.pipeline.schedule import STEP, Action, Message, Schedule
 from labkit.pipeline.stage import PipelineStage, Tensors
-from labkit.pipeline.wires import BatchedWires, Item, Wires
+from labkit.pipeline.wires import BatchedWires, Border, Item, Wires
 from labkit.trace import label, span
 
 #: Actions whose messages are asked for before they are needed: while one is computed, they come.
@@ -66,7 +66,8 @@ class PipelineEngine:
         self._check(stages)
         self.stages = {n: s if isinstance(s, PipelineStage) else PipelineStage(s) for n, s in sorted(stages.items())}
         self._program = messages(schedule)[self.rank]
-        self._layouts: dict[Hashable, Any] = {}
+        self._layouts: dict[Border, Any] = {}
+        self._cut_short = False
         self._tied = tied_parameters(self.parameters(), group)
 
     def parameters(self) -> Iterator[torch.nn.Parameter]:
@@ -74,6 +75,7 @@ class PipelineEngine:
         seen = {id(p): p for stage in self.stages.values() for p in stage.module.parameters()}
         return iter(seen.values())
 
+    @torch.enable_grad()
     def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Forward and backward of one batch.
 
@@ -86,20 +88,23 @@ class PipelineEngine:
             The mean loss, a scalar in float64, the same on all ranks.
 
         Raises:
-            ValueError: Fewer sequences than micro-batches, or of different numbers; a stage whose output has another
-                shape than before.
+            TypeError, ValueError: Fewer sequences than micro-batches, or of different numbers, also on different ranks;
+                inputs that ask for a gradient; a `loss_fn` that returns something else than two numbers; a stage whose
+                output has another shape than before.
+            RuntimeError: An earlier step was cut short, so that its messages may still come.
         """
         kept = Kept(list(self.parameters()))
         try:
             totals, reducing = self._run(inputs, targets, self._program)
         except BaseException:
             self._forget(kept)
+            self._cut_short = self.schedule.ranks > 1
             raise
         for work in reducing:
             work.wait()
         add_up_tied(self._tied, self.group)
         total, count = self._agree(totals)
-        kept.add_back(divided_by=count)
+        kept.add_back(divided_by=count.item())
         return total / count
 
     @torch.no_grad()
@@ -112,16 +117,15 @@ class PipelineEngine:
 
     def _run(self, inputs: Any, targets: Any, program: list[Any]) -> tuple[torch.Tensor, list[Any]]:
         """The actions and messages of a program: the sums of losses and of counts, and the all-reduces under way."""
+        if self._cut_short:
+            raise RuntimeError("an earlier step was cut short, and its messages may still come: make a new engine, in "
+                               "ranks that begin anew")  # fmt: skip
         flow = _Flow(self, self._split(inputs, targets), program)
         actions = [item.action for item in program if isinstance(item, Compute)]
         last = {action.stage: place for place, action in enumerate(actions)}
         reducing: list[Any] = []
         for place, action in enumerate(actions):
-            flow.advance(place)
-            given = flow.given(action)
-            with label(stage=action.stage, micro_batch=action.micro_batch), span(action.kind):
-                made = flow.compute(action, given)
-            flow.hand_on(action, made)
+            flow.carry_out(place, action)
             if last[action.stage] == place and torch.is_grad_enabled() and self.data_parallel_group is not None:
                 reducing += add_up_over(self.data_parallel_group, self.stages[action.stage].module)
         flow.end()
@@ -134,13 +138,17 @@ class PipelineEngine:
             collectives.all_reduce(totals, group=self.data_parallel_group)
         root = home if self.group is None else dist.get_global_rank(self.group, home)
         collectives.broadcast(totals, src=root, group=self.group)
-        return totals[0], totals[1].clamp(min=1)
+        return totals[0], torch.where(totals[1] == 0, 1.0, totals[1])
 
     def _split(self, inputs: torch.Tensor, targets: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
         m = self.schedule.micro_batches
         for name, value in (("inputs", inputs), ("targets", targets)):
             if not isinstance(value, torch.Tensor) or value.dim() == 0:
                 raise TypeError(f"{name} is {type(value).__name__}: expected a tensor, (b, …)")
+        if inputs.requires_grad:
+            raise ValueError(
+                "inputs ask for a gradient, and the engine makes those of parameters: pass inputs.detach()"
+            )
         if not len(inputs) == len(targets) >= m:
             raise ValueError(f"{len(inputs)} inputs and {len(targets)} targets in {m} micro-batches: expected as many "
                              f"of both, at least {m}")  # fmt: skip
@@ -163,6 +171,10 @@ class PipelineEngine:
             given = sorted(stages) if isinstance(stages, Mapping) else type(stages).__name__
             raise ValueError(f"stages is {given} on rank {self.rank}: expected a dictionary with stages {mine}, which "
                              f"{schedule.name} puts here")  # fmt: skip
+        if len({id(stage) for stage in stages.values() if isinstance(stage, PipelineStage)}) < sum(
+            isinstance(stage, PipelineStage) for stage in stages.values()
+        ):
+            raise ValueError("one PipelineStage stands for several stages: expected one each; they may share a module")
         for number, stage in stages.items():
             module = stage.module if isinstance(stage, PipelineStage) else stage
             if not isinstance(module, torch.nn.Module):
@@ -185,6 +197,18 @@ class _Flow:
         coming = [item.message for item in program if isinstance(item, Receive)]
         kind = BatchedWires if here.type == "cuda" and "nccl" in dist.get_backend(engine.group) else Wires
         self._wires = kind(engine.group, here, engine._layouts, [(m, self._border(m)) for m in coming])
+
+    def carry_out(self, place: int, action: Action) -> None:
+        """An action and the messages around it. Nothing of it is held here afterwards."""
+        try:
+            self.advance(place)
+            given = self.given(action)
+            with label(stage=action.stage, micro_batch=action.micro_batch), span(action.kind):
+                made = self.compute(action, given)
+            self.hand_on(action, made)
+        except BaseException:
+            self._wires.abandon()
+            raise
 
     def advance(self, place: int) -> None:
         soon = (self._message_for(action) for action in self._actions[place : place + 1 + AHEAD])
@@ -211,9 +235,8 @@ class _Flow:
 
     def _loss(self, micro_batch: int) -> Callable[[Any], torch.Tensor]:
         def loss(output: Any) -> torch.Tensor:
-            total, count = self._engine.loss_fn(output, self._batches[micro_batch][1])
-            self.totals += torch.stack([torch.as_tensor(x, device=self.totals.device).detach().double()
-                                        for x in (total, count)])  # fmt: skip
+            total, count = _two_numbers(self._engine.loss_fn(output, self._batches[micro_batch][1]))
+            self.totals += torch.stack([x.detach().to(self.totals) for x in (total, count)])
             return total
 
         return loss
@@ -237,11 +260,24 @@ class _Flow:
         maker = action._replace(stage=action.stage - STEP[action.kind])
         return self._schedule.message(maker) if 0 <= maker.stage <= self._last else None
 
-    def _border(self, message: Message) -> Hashable:
-        """By what a layout is known: the stage before the border, the micro-batch's shape, whether there is a graph."""
+    def _border(self, message: Message) -> Border:
         before = message.stage if message.kind == "F" else message.stage - 1
         inputs, targets = self._batches[message.micro_batch]
-        return before, inputs.shape, targets.shape, torch.is_grad_enabled()
+        return Border(before, inputs.shape, targets.shape, torch.is_grad_enabled())
+
+
+def _two_numbers(made: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """What `loss_fn` returned, each of shape ()."""
+    found = (
+        [x if isinstance(x, torch.Tensor) else torch.tensor(x, dtype=torch.float64) for x in made]
+        if isinstance(made, tuple) and len(made) == 2
+        else []
+    )
+    if not isinstance(made, tuple) or [x.numel() for x in found] != [1, 1] or not isinstance(made[0], torch.Tensor):
+        said = type(made).__name__ if not found else f"({', '.join(str(tuple(x.shape)) for x in found)})"
+        raise TypeError(f"loss_fn returned {said}: expected (sum, count), the sum of losses as a tensor of one number, "
+                        "and how many they are")  # fmt: skip
+    return found[0].reshape(()), found[1].reshape(())
 
 
 def _between_actions(program: list[Any]) -> tuple[list[Action], list[list[Item]]]:

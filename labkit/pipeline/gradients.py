@@ -23,13 +23,13 @@ class Kept:
             param.grad = None
 
     @torch.no_grad()
-    def add_back(self, divided_by: torch.Tensor) -> None:
+    def add_back(self, divided_by: float) -> None:
         """Divide the step's gradients, and add them to those from before."""
         for param, before in self._before:
             if param.grad is None:
                 param.grad = before
                 continue
-            param.grad /= divided_by.to(param.grad.dtype)
+            param.grad /= divided_by
             if before is not None:
                 before += param.grad
                 param.grad = before
@@ -81,15 +81,23 @@ class Tied:
 
 
 def tied_parameters(params: Iterable[torch.nn.Parameter], group: dist.ProcessGroup | None) -> list[Tied]:
-    """The parameters that `labkit.collectives.mark` calls tied, if they are in several places; all take one value."""
+    """The parameters that `labkit.collectives.mark` calls tied, if they are in several places; all take one value.
+
+    Raises:
+        ValueError: Two of one name differ in shape or type, or only one of them is trained.
+    """
     here: dict[Hashable, list[torch.nn.Parameter]] = {}
     for param in params:
         if (name := placement(param).tied) is not None:
             here.setdefault(name, []).append(param)
-    everywhere = _told(list(here), group)
+    looks = {name: [(tuple(p.shape), str(p.dtype), p.requires_grad) for p in found] for name, found in here.items()}
+    everywhere = _told(looks, group)
     ties = []
     for name in sorted({name for names in everywhere for name in names}, key=repr):
         ranks = [rank for rank, names in enumerate(everywhere) if name in names]
+        kinds = sorted({kind for rank in ranks for kind in everywhere[rank][name]}, key=repr)
+        if len(kinds) > 1:
+            raise ValueError(f"parameters tied as {name!r} are (shape, type, trained) {kinds}: expected one kind")
         if name in here and (len(ranks) > 1 or len(here[name]) > 1):
             tied = Tied(here[name], ranks)
             with torch.no_grad():
@@ -100,10 +108,10 @@ def tied_parameters(params: Iterable[torch.nn.Parameter], group: dist.ProcessGro
     return ties
 
 
-def _told(names: list[Hashable], group: dist.ProcessGroup | None) -> list[list[Hashable]]:
+def _told(what: Any, group: dist.ProcessGroup | None) -> list[Any]:
     """What each rank says, on all ranks."""
     ranks, here = dist.get_world_size(group), device.current()
-    said = torch.frombuffer(bytearray(pickle.dumps(names)), dtype=torch.uint8).to(here)
+    said = torch.frombuffer(bytearray(pickle.dumps(what)), dtype=torch.uint8).to(here)
     sizes = torch.empty(ranks, dtype=torch.int64, device=here)
     collectives.all_gather(sizes, torch.tensor([len(said)], device=here), group=group)
     rows = torch.zeros(ranks, int(sizes.max()), dtype=torch.uint8, device=here)
@@ -118,6 +126,8 @@ def add_up_tied(ties: list[Tied], group: dist.ProcessGroup | None) -> None:
     """Each place of a tied parameter gets the sum of all places' gradients, the same bits everywhere."""
     me = dist.get_rank(group)
     for tied in ties:
+        if not tied.params[0].requires_grad:
+            continue
         total = torch.zeros_like(tied.params[0])
         for param in tied.params:
             if param.grad is not None:

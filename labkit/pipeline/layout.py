@@ -35,18 +35,18 @@ def layout_of(tensors: Sequence[torch.Tensor]) -> Layout:
     return tuple(Spec(tuple(t.shape), t.dtype, t.requires_grad) for t in tensors)
 
 
-def header_of(layout: Layout, device: torch.device) -> torch.Tensor:
-    """A layout as whole numbers.
+def header_of(layout: Layout, rows: int, device: torch.device) -> torch.Tensor:
+    """A layout as whole numbers, with the sequences of its micro-batch.
 
     Raises:
         ValueError: More tensors or dimensions than a header can say.
         TypeError: A type of elements that it cannot name.
 
     >>> layout = (Spec((2, 3), torch.float32, True),)
-    >>> read(header_of(layout, torch.device("cpu"))) == layout
+    >>> read(header_of(layout, 2, torch.device("cpu")), rows=2) == layout
     True
     """
-    numbers = [len(layout)]
+    numbers = [rows, len(layout)]
     for spec in layout:
         if spec.dtype not in TYPES:
             raise TypeError(f"a stage made {spec.dtype}: expected one of {', '.join(map(str, TYPES))}")
@@ -57,8 +57,15 @@ def header_of(layout: Layout, device: torch.device) -> torch.Tensor:
     return torch.tensor(numbers + [0] * (HEADER - len(numbers)), dtype=torch.int64, device=device)
 
 
-def read(header: torch.Tensor) -> Layout:
+def read(header: torch.Tensor, rows: int) -> Layout:
+    """
+    Raises:
+        ValueError: The other side cut its batch otherwise.
+    """
     numbers = iter(header.tolist())
+    if (theirs := next(numbers)) != rows:
+        raise ValueError(f"a micro-batch has {rows} sequences on this rank and {theirs} on the one before: every rank "
+                         "is to call step with batches of one size")  # fmt: skip
     layout = []
     for _ in range(next(numbers)):
         dtype, wants, dims = next(numbers), next(numbers), next(numbers)

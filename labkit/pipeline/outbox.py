@@ -34,6 +34,12 @@ class Outbox:
         except BaseException as error:  # it is told where somebody waits
             here.error = error
 
+    def abandon(self) -> None:
+        """Let the thread end once what is under way has ended."""
+        if self._branch is not None:
+            self._queue.put(None)
+            self._branch.joined = True
+
     def close(self) -> None:
         """Wait for all.
 

@@ -6,7 +6,7 @@ A pipeline goes at the pace of its slowest stage. Layers stay in order, so a par
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
 from itertools import accumulate, pairwise
 
@@ -39,6 +39,9 @@ def partition(costs: Sequence[float], stages: int, speeds: Sequence[float] | Non
     >>> partition([1, 1, 1, 1, 1, 3], stages=2)  # the last layer has the head
     [range(0, 4), range(4, 6)]
     """
+    for name, given in (("costs", costs), ("speeds", speeds)):
+        if isinstance(given, Mapping):
+            raise TypeError(f"{name} is a {type(given).__name__}: expected numbers in order, such as list(….values())")
     time = _times(costs, stages, speeds)
     layers = len(costs)
     limit = _fastest(time, layers, stages)

@@ -19,13 +19,13 @@ class TransformerPart(torch.nn.Module):
 
     Args:
         model: Its modules are used, not copied.
-        layers: Which of its layers.
+        layers: Which of its layers; there may be none.
+        is_first, is_last: Whether it has the embedding, and the norm and head.
     """
 
-    def __init__(self, model: Transformer, layers: range) -> None:
+    def __init__(self, model: Transformer, layers: range, is_first: bool, is_last: bool) -> None:
         super().__init__()
-        self.config = model.config
-        self.is_first, self.is_last = layers.start == 0, layers.stop == len(model.blocks)
+        self.config, self.is_first, self.is_last = model.config, is_first, is_last
         if self.is_first:
             self.token_embedding, self.dropout = model.token_embedding, model.dropout
             if self.config.dialect == "gpt":
@@ -65,6 +65,15 @@ def cut(model: Transformer, layers: Sequence[range]) -> list[TransformerPart]:
     >>> [len(part.blocks) for part in parts]
     [2, 1]
     """
+    if hasattr(model.blocks[0].attention, "region") and model.config.dialect == "llama":
+        region = model.blocks[0].attention.region
+        if hasattr(region, "keep_gathered"):
+            raise ValueError(
+                "the model's tokens are split along the sequence, and a part cannot tell where its own "
+                "stand, which Llama's rotation asks for: use tensor_parallel.parallelize, or GPT's dialect"
+            )
+    if not all(isinstance(part, range) for part in layers):
+        raise TypeError(f"layers is {list(layers)}: expected ranges, such as partition gives them")
     if [n for part in layers for n in part] != list(range(len(model.blocks))):
         raise ValueError(f"layers is {list(layers)}: expected each of 0 to {len(model.blocks) - 1} once, in order")
     if model.config.tied and len(layers) > 1:
@@ -73,4 +82,5 @@ def cut(model: Transformer, layers: Sequence[range]) -> list[TransformerPart]:
         model.head.weight = torch.nn.Parameter(shared.detach().clone(), shared.requires_grad)
         for weight in (shared, model.head.weight):
             mark(weight, lives.sharded, lives.replicated, lives.partial, lives.tied)
-    return [TransformerPart(model, part) for part in layers]
+    last = len(layers) - 1
+    return [TransformerPart(model, part, n == 0, n == last) for n, part in enumerate(layers)]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,12 +22,12 @@ class _Held:
     Attributes:
         inputs: What came in; backward fills their gradients.
         edges: Where backward enters: the outputs' places in the graph, not the outputs, which may go once sent.
-        waiting: Gradients of weights that B has left for W.
+        waiting: Gradients of weights that B leaves for W; ``None`` where it leaves none.
     """
 
     inputs: Tensors
     edges: list[GradientEdge]
-    waiting: Waiting = field(default_factory=list)
+    waiting: Waiting | None
 
 
 class PipelineStage:
@@ -65,8 +65,8 @@ class PipelineStage:
             finish: What the last stage does with the output: makes the loss of it.
             split: Leave the weights' gradients for `weight`.
         """
-        held = _Held(inputs, [])
-        with PutOff(held.waiting) if split else nullcontext():
+        held = _Held(inputs, [], Waiting() if split else None)
+        with self._put_off(held):
             made = self.module(*inputs)
             outputs = as_tuple(made if finish is None else finish(made))
         held.edges = [get_gradient_edge(y) for y in outputs if y.requires_grad]
@@ -77,19 +77,25 @@ class PipelineStage:
     def backward(self, micro_batch: int, grads: Sequence[torch.Tensor]) -> Tensors:
         """B: from the gradients of the outputs that have ``requires_grad`` those of the inputs that have it."""
         held = self._held[micro_batch]
+        if held.waiting is not None:
+            held.waiting.open = True
         if held.edges:
-            torch.autograd.backward(held.edges, list(grads))
+            with self._put_off(held):  # what is recomputed in backward puts off as well
+                torch.autograd.backward(held.edges, list(grads))
         found = tuple(x.grad if x.grad is not None else torch.zeros_like(x) for x in held.inputs if x.requires_grad)
         held.inputs, held.edges = (), []
-        if not held.waiting:
+        if held.waiting is None:
             del self._held[micro_batch]
         return found
 
     def weight(self, micro_batch: int) -> None:
         """W: what B has left."""
-        held = self._held.pop(micro_batch, None)
-        for work in held.waiting if held else ():
-            work()
+        waiting = self._held.pop(micro_batch).waiting
+        if waiting is not None:
+            waiting.finish()
+
+    def _put_off(self, held: _Held) -> AbstractContextManager[Any]:
+        return nullcontext() if held.waiting is None else PutOff(held.waiting, self.module.parameters())
 
     def forget(self) -> None:
         """Let go of what a step that was cut short has left."""

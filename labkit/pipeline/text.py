@@ -44,6 +44,8 @@ def read(text: str) -> list[list[Word]]:
             if match is None:
                 raise ValueError(f"{where} is no action: expected F, B or W and a micro-batch, such as 'F3' or 'F3.1'")
             kind, micro_batch, stage = match.groups()
+            if max(len(micro_batch), len(stage or "")) > 6:
+                raise ValueError(f"{where} has a number of more than six digits: expected a smaller one")
             rows[-1].append(Word(kind, int(micro_batch), None if stage is None else int(stage), where))  # type: ignore[arg-type]
     if not rows:
         raise ValueError("the text has no line: expected one a rank, such as 'r0: F0 B0'")

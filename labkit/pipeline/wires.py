@@ -11,8 +11,8 @@ are received in the order in which they were sent, which `labkit.pipeline.messag
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -26,6 +26,19 @@ Tensors = tuple[torch.Tensor, ...]
 Item = Send | Receive
 
 
+class Border(NamedTuple):
+    """By what a layout is known: the stage before the border, the micro-batch's shape, whether there is a graph."""
+
+    before: int
+    inputs: torch.Size
+    targets: torch.Size
+    graph: bool
+
+    @property
+    def rows(self) -> int:
+        return self.inputs[0]
+
+
 class Wires:
     """The messages of one rank in one step, over a backend whose receives hold up nobody (gloo).
 
@@ -37,8 +50,8 @@ class Wires:
     """
 
     def __init__(
-        self, group: dist.ProcessGroup | None, device: torch.device, layouts: dict[Hashable, Layout],
-        coming: Iterable[tuple[Message, Hashable]],
+        self, group: dist.ProcessGroup | None, device: torch.device, layouts: dict[Border, Layout],
+        coming: Iterable[tuple[Message, Border]],
     ) -> None:  # fmt: skip
         self.group, self.device, self.layouts = group, device, layouts
         self._borders = dict(coming)
@@ -76,18 +89,19 @@ class Wires:
         self._ask(message)
         while message not in self._arriving:
             (header,) = self._headers.pop(message.source).wait()
-            self.layouts[self._borders[self._coming[message.source][0]]] = read(header)
+            border = self._borders[self._coming[message.source][0]]
+            self.layouts[border] = read(header, border.rows)
             self._ask(message)
         tensors = self._arriving.pop(message).wait()
         return ready(message, tensors, self.layouts[self._borders[message]])
 
-    def send(self, message: Message, tensors: Tensors, border: Hashable) -> None:
+    def send(self, message: Message, tensors: Tensors, border: Border) -> None:
         """Send activations or gradients; they are kept until they have left."""
         to = global_rank(self.group, message.target)
         for part in (*self._new(message, tensors, border), *(t.contiguous() for t in tensors)):
             self._outbox.add(dist.isend(part, to, self.group), part)
 
-    def _new(self, message: Message, tensors: Tensors, border: Hashable) -> list[torch.Tensor]:
+    def _new(self, message: Message, tensors: Tensors, border: Border) -> list[torch.Tensor]:
         """The header of activations that cross this border for the first time.
 
         Raises:
@@ -98,7 +112,7 @@ class Wires:
         layout = layout_of(tensors)
         known = self.layouts.setdefault(border, layout)
         if known is layout:
-            return [header_of(layout, self.device)]
+            return [header_of(layout, border.rows, self.device)]
         if known != layout:
             raise ValueError(
                 f"stage {message.stage} made {', '.join(map(str, layout))} of micro-batch {message.micro_batch}, but "
@@ -111,6 +125,10 @@ class Wires:
         """Until all that was sent has left."""
         self._outbox.close()
 
+    def abandon(self) -> None:
+        """The step was cut short: wait for nothing more."""
+        self._outbox.abandon()
+
 
 class BatchedWires(Wires):
     """The same over NCCL, where a send and a receive wait for each other, in the order in which a rank asked for them.
@@ -121,10 +139,10 @@ class BatchedWires(Wires):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._leaving: dict[Message, tuple[Tensors, Hashable]] = {}
+        self._leaving: dict[Message, tuple[Tensors, Border]] = {}
         self._works: list[Any] = []
 
-    def send(self, message: Message, tensors: Tensors, border: Hashable) -> None:
+    def send(self, message: Message, tensors: Tensors, border: Border) -> None:
         self._leaving[message] = tensors, border
 
     def advance(self, now: Sequence[Item], soon: Iterable[Message]) -> None:
@@ -153,7 +171,8 @@ class BatchedWires(Wires):
         for work in self._batch([(item, header)]):
             work.wait()
         if isinstance(item, Receive):
-            self.layouts[self._borders[item.message]] = read(header[0])
+            border = self._borders[item.message]
+            self.layouts[border] = read(header[0], border.rows)
 
     def _exchange(self, batch: list[Item]) -> None:
         filled: list[tuple[Item, list[torch.Tensor]]] = []

@@ -543,3 +543,10 @@ def test_rules_stay_inside_the_figure():
 def test_bad_arguments_are_named(arguments, message):
     with pytest.raises(ValueError, match=message):
         show.builder(**arguments)
+
+
+def test_the_keys_of_the_page_are_commands_too():
+    board = show.builder(level=1)
+    for key in ("f", "Backspace", "F"):
+        board.press(key)
+    assert board.text.splitlines()[0] == "r0: F0"

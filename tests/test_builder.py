@@ -547,6 +547,6 @@ def test_bad_arguments_are_named(arguments, message):
 
 def test_the_keys_of_the_page_are_commands_too():
     board = show.builder(level=1)
-    for key in ("f", "Backspace", "F"):
+    for key in ("f", "back", "F"):
         board.press(key)
     assert board.text.splitlines()[0] == "r0: F0"

@@ -198,6 +198,7 @@ def test_backward_that_stands_still_is_seen_in_the_order_of_events(monkeypatch, 
     assert says in line if says else not line
 
 
+@pytest.mark.soak
 def test_a_solution_that_overlaps_is_right_on_any_host():
     """The late ranks wait for rank 0 and for no clock; here every hook takes long, before it starts an all-reduce or
     after."""

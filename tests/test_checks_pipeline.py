@@ -256,6 +256,7 @@ def line(monkeypatch):
     return labkit.impostors("06")
 
 
+@pytest.mark.soak  # nbval of 06 takes them too
 def test_each_impostor_has_symptoms_of_its_own(line):
     verdict = judge(line.exercise, line.exercise.solution)
     assert verdict.right, str(verdict)

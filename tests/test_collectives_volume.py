@@ -60,6 +60,7 @@ def test_what_is_sent_is_what_theory_says(ranks):
     check_volume(cases, ranks)
 
 
+@pytest.mark.soak
 @settings(max_examples=10)
 @given(st.data())
 def test_uneven_sizes_segments_and_nodes(data):

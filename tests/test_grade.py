@@ -73,6 +73,7 @@ def test_a_first_cell_that_ends_its_process(tmp_path, monkeypatch, first, seen):
     assert grade.table(tmp_path).splitlines()[1:] == [f"ada,a.ipynb,,not_graded,,{seen}"]
 
 
+@pytest.mark.soak
 def test_what_a_notebook_starts_costs_no_time_and_goes(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     start = "import subprocess, threading, time\nchild = subprocess.Popen(['sleep', '99'])\n"

@@ -83,6 +83,7 @@ def test_a_restart_leaves_nothing():
         assert wait_until(lambda: not private_directories(old), 5)
 
 
+@pytest.mark.soak
 def test_an_orderly_end_leaves_nothing():
     with kernel() as k:
         k.run(SETUP)

@@ -333,6 +333,7 @@ def test_fills_have_outlines_and_system_colours():
     assert not re.search(r"#[0-9a-f]{3,6}\b", rules), "its colours are figure.css's, which knows forced colours"
 
 
+@pytest.mark.soak
 def test_pictures_are_the_same_in_every_run():
     code = "import test_show_layer as t; print([(n, f().to_html()) for n, f in t.PICTURES.items()])"
     here = Path(__file__).parent

@@ -417,6 +417,7 @@ def test_fills_have_outlines_and_system_colours():
         assert all(one.strip().startswith(".lk") for one in selector.split(",")), selector
 
 
+@pytest.mark.soak
 def test_pictures_are_the_same_in_every_run():
     code = "import test_show_memory as t; print([(n, f().to_html()) for n, f in t.PICTURES.items()])"
     seen = set()

@@ -296,6 +296,7 @@ def test_colours_are_those_of_ranks():
     assert not re.search(r"#[0-9a-f]{3,6}\b", rules), "its colours are those of other sheets, which know forced colours"
 
 
+@pytest.mark.soak
 def test_pictures_are_the_same_in_every_run():
     code = "import test_show_tiles as t; print([t.PICTURES[n]().to_html() for n in ('tiled', 'ring', 'three')])"
     seen = set()

@@ -106,6 +106,7 @@ def test_a_rank_that_nothing_can_reach_ends_the_job_with_its_table(tmp_path, mon
     assert "while rank() == who" in done.stderr
 
 
+@pytest.mark.soak
 def test_one_rank_is_no_special_program():
     """What torchrun sets, and nothing else: other launchers set the same."""
     import socket

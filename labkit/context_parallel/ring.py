@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 
 from labkit.collectives.check import member, whole_number
-from labkit.context_parallel.tiled import as_grouped, check
+from labkit.context_parallel.tiled import as_grouped, check, without_autocast
 from labkit.context_parallel.tiles import attend, attend_backward, combine
 from labkit.trace import label
 
@@ -126,7 +126,8 @@ class _Ring(torch.autograd.Function):
             with label(step=step):
                 passing = _Passing(held, group) if step < len(at) - 1 else None
                 k_now, v_now = (as_grouped(x, k) for x in held)
-                more = attend(wide_q, k_now, v_now, scale, mine, at[source], tile, causal)
+                with without_autocast(q):
+                    more = attend(wide_q, k_now, v_now, scale, mine, at[source], tile, causal)
                 out, log_sum = combine(out, log_sum, *more) if step else more
                 if passing is not None:
                     held = passing.wait()
@@ -149,9 +150,11 @@ class _Ring(torch.autograd.Function):
             with label(step=step):
                 passing = _Passing(held, ctx.group) if step < ranks - 1 else None
                 k_now, v_now = (as_grouped(x, k) for x in held)
-                of_q, of_k, of_v = attend_backward(
-                    wide_q, k_now, v_now, wide_grad, log_sum, delta, scale, mine, ctx.at[source], ctx.tile, ctx.causal
-                )
+                with without_autocast(q):
+                    of_q, of_k, of_v = attend_backward(
+                        wide_q, k_now, v_now, wide_grad, log_sum, delta, scale, mine, ctx.at[source], ctx.tile,
+                        ctx.causal,
+                    )  # fmt: skip
                 grad_q += of_q
                 if returning is not None:  # they follow what they belong to, one step behind
                     carried = returning.wait()

@@ -46,7 +46,8 @@ class _Tiled(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, tile: int) -> torch.Tensor:
         q_at, k_at = [range(q.shape[2])], [range(k.shape[2])]
-        out, log_sum = attend(*grouped(q, k, v), q.shape[-1] ** -0.5, q_at, k_at, tile, causal)
+        with without_autocast(q):
+            out, log_sum = attend(*grouped(q, k, v), q.shape[-1] ** -0.5, q_at, k_at, tile, causal)
         ctx.save_for_backward(q, k, v, narrow := out.flatten(1, 2).to(q.dtype), log_sum)
         ctx.q_at, ctx.k_at, ctx.tile, ctx.causal = q_at, k_at, tile, causal
         return narrow
@@ -58,11 +59,17 @@ class _Tiled(torch.autograd.Function):
         wide_q, wide_k, wide_v = grouped(q, k, v)
         wide_grad, wide_out = as_grouped(grad, k), as_grouped(out, k)
         delta = (wide_grad * wide_out).sum(-1, keepdim=True)
-        grads = attend_backward(
-            wide_q, wide_k, wide_v, wide_grad, log_sum, delta, q.shape[-1] ** -0.5, ctx.q_at, ctx.k_at, ctx.tile,
-            ctx.causal,
-        )  # fmt: skip
+        with without_autocast(q):
+            grads = attend_backward(
+                wide_q, wide_k, wide_v, wide_grad, log_sum, delta, q.shape[-1] ** -0.5, ctx.q_at, ctx.k_at, ctx.tile,
+                ctx.causal,
+            )  # fmt: skip
         return *(g.flatten(1, 2).to(q.dtype) for g in grads), None, None
+
+
+def without_autocast(x: torch.Tensor) -> torch.autocast:
+    """Under autocast products would be narrower in forward than in backward."""
+    return torch.autocast(x.device.type, enabled=False)
 
 
 def grouped(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -10,11 +10,10 @@ Sources: Milakov and Gimelshein 2018, "Online normalizer calculation for softmax
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import wraps
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -105,18 +104,6 @@ class Cut(NamedTuple):
     at: range
 
 
-def _without_autocast(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Under autocast products would be narrower in forward than in backward."""
-
-    @wraps(function)
-    def inside(q: torch.Tensor, *args: Any, **more: Any) -> Any:
-        with torch.autocast(q.device.type, enabled=False):
-            return function(q, *args, **more)
-
-    return inside
-
-
-@_without_autocast
 def attend(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, q_at: Positions, k_at: Positions, tile: int,
     causal: bool,
@@ -158,7 +145,6 @@ def attend(
     return out, log_sum
 
 
-@_without_autocast
 def attend_backward(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, grad: torch.Tensor, log_sum: torch.Tensor, delta: torch.Tensor,
     scale: float, q_at: Positions, k_at: Positions, tile: int, causal: bool,

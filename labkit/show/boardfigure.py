@@ -26,7 +26,7 @@ class Level(NamedTuple):
 
 LEVELS = {1: Level(2, 2), 2: Level(4, 4), 3: Level(4, 4, 2), 4: Level(4, 8, 4), 5: Level(4, 4, 4, True)}
 #: What keys of the page ask for.
-KEYS = {"R": "repeat", "r": "repeat", "Backspace": "back", "f": "F", "b": "B", "w": "W"}
+KEYS = {"R": "repeat", "r": "repeat", "f": "F", "b": "B", "w": "W"}
 #: How the cursor moves: ranks and slots.
 ARROWS = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
 
@@ -113,7 +113,7 @@ class Builder:
         Args:
             command: ``"up"``, ``"down"``, ``"left"``, ``"right"``, ``"first"`` and ``"last"`` move the cursor; ``"F"``,
                 ``"B"``, ``"W"`` place there; ``"back"`` takes the last move back; ``"repeat"`` repeats the pattern.
-                The keys of the page do as well: ``"R"``, ``"Backspace"``, ``"f"``.
+                The letters on keys do as well: ``"R"``, ``"f"``.
         """
         command = KEYS.get(command, command)
         rank, slot = self.cursor

@@ -40,11 +40,27 @@ _HOME = {
     "model": "labkit.model",
     "theory": "labkit.theory",
     "train": "labkit.train",
+    "tricks": "labkit.tricks",
+    "zero": "labkit.zero",
     "pace": "labkit.pace",
 }
 
 if TYPE_CHECKING:
-    from labkit import collectives, data_parallel, device, memory, model, pace, pipeline, show, theory, trace, train
+    from labkit import (
+        collectives,
+        data_parallel,
+        device,
+        memory,
+        model,
+        pace,
+        pipeline,
+        show,
+        theory,
+        trace,
+        train,
+        tricks,
+        zero,
+    )
     from labkit.checks import check, hint, solution
     from labkit.checks.impostors import impostors
     from labkit.turns import quiet

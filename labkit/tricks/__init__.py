@@ -1,0 +1,1 @@
+"""The tricks: recomputation, mixed precision, clipping on any mesh, accumulation."""

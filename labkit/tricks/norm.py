@@ -1,0 +1,258 @@
+"""The norm of a gradient that lies on many ranks, and clipping by it.
+
+A norm is a sum over all elements of the model, so every element must be counted, and none twice:
+
+    where a parameter lives (`labkit.collectives.mark`)    what a rank brings           summed over
+    sharded: each rank has a part                          its part                     that group
+    replicated: each rank has the same                     1/N of it                    that group
+    tied: the same, in several stages                      1/(number of places) of it   the pipeline group
+    on this stage alone                                    all of it                    the pipeline group
+
+Replicas of data parallelism are not marked: their gradients are equal already. Where ZeRO splits gradients among them,
+its pieces are marked as sharded. Bringing 1/N from every rank, and not all from the first, costs nothing, and an inf
+or nan on any rank then reaches all of them.
+
+Source: Shoeybi et al. 2019, "Megatron-LM", section 3 (replicated parameters are counted once); Pascanu et al. 2013, "On
+the difficulty of training recurrent neural networks", algorithm 1 (clipping).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterable
+from hashlib import blake2b
+
+import torch
+import torch.distributed as dist
+
+from labkit import collectives, device
+from labkit.collectives import Placement, check, placement
+
+Group = dist.ProcessGroup | None
+#: A gradient, or this rank's part of it (``None``: it has none of it), and where its parameter lives.
+Piece = tuple[torch.Tensor | None, Placement]
+#: Ranks of the world: two groups of the same ranks are one.
+Ranks = tuple[int, ...]
+_CLIPPED = "_labkit_clipped"
+
+
+def clip_grad_norm_(
+    params: torch.Tensor | Iterable[torch.Tensor], max_norm: float, norm_type: float = 2.0,
+    error_if_nonfinite: bool = False, pipeline_group: Group = None,
+) -> torch.Tensor:  # fmt: skip
+    """As `torch.nn.utils.clip_grad_norm_`, on any mesh: scale gradients down to a norm of the whole model.
+
+    Every rank of the model calls it, after its gradients are complete: averaged over replicas, partial ones summed
+    (`labkit.sequence_parallel.reduce_partial_gradients`), unscaled (`GradScaler.unscale_`). One small all-reduce for
+    each group of ranks in which parameters are sharded or replicated.
+
+    Args:
+        params: This rank's parameters, in the same order on the ranks of each group.
+        max_norm: What the norm of the whole model's gradient may be at most; more than 0.
+        norm_type: p of the p-norm, more than 0; ``inf`` is the largest magnitude.
+        error_if_nonfinite: Raise where the norm is inf or nan; else, as in torch, all gradients are multiplied by
+            0 or nan.
+        pipeline_group: The ranks that hold the other stages of the model; ``None``: there are none. A rank cannot tell
+            by its own parameters: without the group each stage would clip by a norm of its own.
+
+    Returns:
+        The norm before clipping: 0-dimensional, float64, the same bits on every rank.
+
+    Raises:
+        TypeError: `params` holds no tensors.
+        ValueError: An argument cannot be used, or a partial gradient was not summed.
+        RuntimeError: The norm is inf or nan, with `error_if_nonfinite`; on every rank.
+
+    >>> weight = torch.nn.Parameter(torch.zeros(2))
+    >>> weight.grad = torch.tensor([3.0, 4.0])
+    >>> clip_grad_norm_(weight, 1.0).item(), weight.grad
+    (5.0, tensor([0.6000, 0.8000]))
+    """
+    if isinstance(params, torch.nn.Module):
+        raise TypeError(f"params is a {type(params).__name__}: expected parameters, such as model.parameters()")
+    found = [params] if isinstance(params, torch.Tensor) else list(params)
+    for param in found:
+        if not isinstance(param, torch.Tensor):
+            raise TypeError(f"params holds {type(param).__name__}: expected parameters, such as model.parameters()")
+    pieces = [(param.grad, placement(param)) for param in dict.fromkeys(found)]
+    return clip_pieces_(pieces, max_norm, norm_type, error_if_nonfinite, pipeline_group)
+
+
+def clip_pieces_(
+    pieces: Iterable[Piece], max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False,
+    pipeline_group: Group = None,
+) -> torch.Tensor:  # fmt: skip
+    """`clip_grad_norm_` of gradients that are not in ``.grad``, such as ZeRO's shards: `pieces` as in `total_norm`."""
+    if isinstance(max_norm, bool) or not isinstance(max_norm, int | float) or not max_norm > 0:
+        raise ValueError(f"max_norm={max_norm!r}: expected a number above 0, such as 1.0")
+    pieces = list(pieces)
+    norm = total_norm(pieces, norm_type, pipeline_group)
+    if error_if_nonfinite and not norm.isfinite():
+        raise RuntimeError(f"the gradients' norm is {norm.item()}, so they cannot be clipped: skip this step, or find "
+                           "the rank whose gradient is not finite")  # fmt: skip
+    factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)  # torch's own formula
+    grads = [grad for grad, _ in pieces if grad is not None]
+    with torch.no_grad():
+        for grad in grads:
+            grad.mul_(factor.to(grad.device))
+    for grad in grads:
+        setattr(grad, _CLIPPED, grad._version)
+    return norm
+
+
+def was_clipped(grad: torch.Tensor) -> bool:
+    """Whether the last change of a gradient was clipping. A loss scaler refuses to unscale it then."""
+    return getattr(grad, _CLIPPED, None) == grad._version
+
+
+@torch.no_grad()
+def total_norm(pieces: Iterable[Piece], norm_type: float = 2.0, pipeline_group: Group = None) -> torch.Tensor:
+    """The norm of a gradient whose pieces lie on many ranks. A collective call.
+
+    Args:
+        pieces: (gradient, placement) for every parameter, in one order on the ranks of each group. A rank that holds
+            nothing of a parameter brings ``(None, placement)``, so that it takes part in the sums.
+        norm_type: As in `clip_grad_norm_`.
+        pipeline_group: As in `clip_grad_norm_`.
+
+    Returns:
+        0-dimensional, float64, on the device of the gradients; summed in float32 or better. inf and nan reach every
+        rank.
+
+    Raises:
+        TypeError, ValueError: An argument cannot be used.
+        ValueError: A gradient that is marked as partial differs between the ranks of that group.
+
+    >>> total_norm([(torch.tensor([3.0]), Placement()), (torch.tensor([4.0]), Placement())]).item()
+    5.0
+    """
+    if isinstance(norm_type, bool) or not isinstance(norm_type, int | float) or not norm_type > 0:
+        raise ValueError(f"norm_type={norm_type!r}: expected a number above 0: 2.0, 1.0 or math.inf")
+    pieces = list(pieces)
+    on = next((grad.device for grad, _ in pieces if grad is not None), device.current())
+    measure = _Measure(float(norm_type), on)
+    _refuse_unsummed(pieces, measure)
+    untied, tied = _within_stage(pieces, measure)
+    if pipeline_group is not None:
+        check.member(pipeline_group)
+        untied, tied = _over_stages(untied, tied, measure, pipeline_group)
+    return measure.root(measure.join([untied, *_each_once(tied, measure)]))
+
+
+class _Measure:
+    """How a p-norm is put together: sums of |x|ᵖ, and at the end the root; for p = ∞ the maximum, and no root."""
+
+    def __init__(self, p: float, on: torch.device) -> None:
+        self.p, self.on, self.largest = p, on, math.isinf(p)
+
+    def of(self, grad: torch.Tensor | None) -> torch.Tensor:
+        if grad is None or not grad.numel():
+            return torch.zeros((), dtype=torch.float64, device=self.on)
+        at_least = torch.promote_types(grad.dtype, torch.float32)
+        norm = torch.linalg.vector_norm(grad.detach(), self.p, dtype=at_least).to(self.on, torch.float64)
+        return norm if self.largest else norm**self.p
+
+    def share(self, value: torch.Tensor, of: int) -> torch.Tensor:
+        """What one of `of` equal copies brings."""
+        return value if self.largest else value / of
+
+    def join(self, values: list[torch.Tensor]) -> torch.Tensor:
+        stacked = torch.stack(values)
+        return stacked.amax() if self.largest else stacked.sum()
+
+    def over(self, values: torch.Tensor, group: Group) -> torch.Tensor:
+        """Each of `values`, over the ranks of a group; the same bits on all of them."""
+        if not self.largest:
+            collectives.all_reduce(values, group=group)
+            return values
+        nan = values.isnan()  # a backend's maximum may pass over it
+        both = torch.stack([values.nan_to_num(nan=math.inf, posinf=math.inf), nan.to(values.dtype)])
+        collectives.all_reduce(both, op="max", group=group)
+        return both[0].masked_fill(both[1] > 0, math.nan)
+
+    def root(self, value: torch.Tensor) -> torch.Tensor:
+        return value if self.largest else value ** (1 / self.p)
+
+
+def _ranks(group: Group) -> Ranks:
+    return tuple(dist.get_process_group_ranks(dist.group.WORLD if group is None else group))
+
+
+def _crossed(where: Placement) -> tuple[dict[Ranks, Group], int]:
+    """The groups over which a piece's share is summed, and the number of equal copies that there are in them."""
+    sharded = {_ranks(group): group for group in where.sharded}
+    copies = {_ranks(group): group for group in (*where.replicated, *where.partial)}
+    count = math.prod(len(ranks) for ranks in copies if ranks not in sharded)
+    return {ranks: group for ranks, group in {**sharded, **copies}.items() if len(ranks) > 1}, count
+
+
+#: Name of a tie → (what its places here bring in all, number of places here).
+Ties = dict[Hashable, tuple[torch.Tensor, int]]
+
+
+def _within_stage(pieces: list[Piece], measure: _Measure) -> tuple[torch.Tensor, Ties]:
+    """Summed over the groups of each piece: all that is not tied, and what is, by name."""
+    groups: dict[Ranks, Group] = {}
+    kinds: dict[tuple[frozenset[Ranks], Hashable], list[torch.Tensor]] = {}
+    places: dict[Hashable, int] = {}
+    for grad, where in pieces:
+        crossed, copies = _crossed(where)
+        groups.update(crossed)
+        kinds.setdefault((frozenset(crossed), where.tied), []).append(measure.share(measure.of(grad), copies))
+        places[where.tied] = places.get(where.tied, 0) + 1
+    sums = {kind: measure.join(values) for kind, values in kinds.items()}
+    for ranks, group in groups.items():  # in the order of the parameters, so the same on all ranks of a group
+        here = [kind for kind in sums if ranks in kind[0]]
+        sums.update(zip(here, measure.over(torch.stack([sums[kind] for kind in here]), group), strict=True))
+    by_name: dict[Hashable, list[torch.Tensor]] = {None: [measure.of(None)]}
+    for (_, name), value in sums.items():
+        by_name.setdefault(name, []).append(value)
+    joined = {name: measure.join(values) for name, values in by_name.items()}
+    return joined.pop(None), {name: (value, places[name]) for name, value in joined.items()}
+
+
+def _over_stages(untied: torch.Tensor, tied: Ties, measure: _Measure, group: Group) -> tuple[torch.Tensor, Ties]:
+    """The same of all stages. First how many ties each rank has, then a table of them, one row each."""
+    mine = torch.stack([untied, measure.of(None) + len(tied)])
+    told = torch.empty(dist.get_world_size(group), 2, dtype=torch.float64, device=measure.on)
+    collectives.all_gather(told, mine, group=group)
+    counts = [int(count) for count in told[:, 1].tolist()]
+    ties: Ties = {}
+    if sum(counts):
+        table = torch.zeros(sum(counts), 3, dtype=torch.float64, device=measure.on)
+        first = sum(counts[: dist.get_rank(group)])
+        for row, (name, (value, places)) in enumerate(tied.items(), start=first):
+            table[row, 0], table[row, 1], table[row, 2] = _digest(name), places, value
+        collectives.all_reduce(table, group=group)
+        for (name, places, _), value in zip(table.tolist(), table[:, 2], strict=True):
+            before = ties.get(name, (measure.of(None), 0))
+            ties[name] = (measure.join([before[0], value]), before[1] + int(places))
+    return measure.join(list(told[:, 0])), ties
+
+
+def _digest(name: Hashable) -> int:
+    """A name as a whole number that float64 holds exactly, the same on every rank (``hash`` of a string is not)."""
+    return int.from_bytes(blake2b(repr(name).encode(), digest_size=6).digest())
+
+
+def _each_once(tied: Ties, measure: _Measure) -> list[torch.Tensor]:
+    return [measure.share(value, places) for value, places in tied.values()]
+
+
+def _refuse_unsummed(pieces: list[Piece], measure: _Measure) -> None:
+    """After the sum over its group a partial gradient is the same on all ranks of it; before, it is not."""
+    by_group: dict[Ranks, tuple[Group, list[torch.Tensor]]] = {}
+    for grad, where in pieces:
+        for group in where.partial:
+            if len(ranks := _ranks(group)) > 1:
+                by_group.setdefault(ranks, (group, []))[1].append(measure.of(grad))
+    for ranks, (group, values) in by_group.items():
+        mine = measure.join(values)
+        ends = torch.stack([mine, -mine])
+        collectives.all_reduce(ends, op="max", group=group)
+        largest, smallest = ends[0].item(), -ends[1].item()
+        if math.isfinite(largest) and largest - smallest > 1e-6 * largest:
+            raise ValueError(
+                f"gradients marked as partial differ on ranks {list(ranks)}: each has a part of their sum; call "
+                "labkit.sequence_parallel.reduce_partial_gradients(model) first"
+            )

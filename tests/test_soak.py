@@ -123,6 +123,19 @@ def test_the_solution_is_accepted_fifty_times_beside_other_load():
     assert kinds == ["right"] * 50
 
 
+def test_a_group_made_at_the_end_of_a_run_is_not_closed_under_the_others_hands():
+    def ends_with_a_group():
+        return programs.dist.get_world_size(programs.dist.new_group([0, 1]))
+
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(12)]
+    try:
+        sizes = [labkit.run(ends_with_a_group, ranks=2).values for _ in range(300)]
+    finally:
+        for process in busy:
+            process.kill()
+    assert sizes == [[2, 2]] * 300
+
+
 def test_thousand_warm_runs_hold_no_more_memory_or_descriptors():
     import psutil
 

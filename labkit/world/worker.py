@@ -133,7 +133,14 @@ class CleanStart:
         self.patches = Patches()
 
     def scene(self, order: dict[str, Any]) -> None:
-        """The kernel's environment, path and folder, as they are now."""
+        """The kernel's environment, path and folder, as they are now; no group but the world.
+
+        Sub-groups go now, not when the run that made them ends: by now all ranks have ended it. To close the
+        connections of a group that another rank is still making would fail its `new_group`.
+        """
+        for group in list(dist.distributed_c10d._world.pg_map):
+            if group is not self.world:
+                dist.destroy_process_group(group)
         os.environ.clear()
         os.environ.update(order["environ"])
         sys.path[:] = order["path"]
@@ -158,9 +165,6 @@ class CleanStart:
         torch.set_autocast_enabled("cpu", False)
         if not dist.is_initialized() or dist.group.WORLD is not self.world:
             return False
-        for group in list(dist.distributed_c10d._world.pg_map):
-            if group is not self.world:
-                dist.destroy_process_group(group)
         return not self._lives_on() and (_identity(1), _identity(2)) == self.files
 
     def _lives_on(self) -> bool:

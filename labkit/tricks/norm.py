@@ -121,7 +121,8 @@ def total_norm(pieces: Iterable[Piece], norm_type: float = 2.0, pipeline_group: 
 
     Raises:
         TypeError, ValueError: An argument cannot be used.
-        ValueError: A gradient that is marked as partial differs between the ranks of that group.
+        ValueError: A gradient that is marked as partial differs between the ranks of that group; a parameter is tied to
+            one of another rank, and there is no `pipeline_group`.
 
     >>> total_norm([(torch.tensor([3.0]), Placement()), (torch.tensor([4.0]), Placement())]).item()
     5.0
@@ -133,7 +134,9 @@ def total_norm(pieces: Iterable[Piece], norm_type: float = 2.0, pipeline_group: 
     measure = _Measure(float(norm_type), on)
     _refuse_unsummed(pieces, measure)
     untied, tied = _within_stage(pieces, measure)
-    if pipeline_group is not None:
+    if pipeline_group is None:
+        _refuse_elsewhere(tied)
+    else:
         check.member(pipeline_group)
         untied, tied = _over_stages(untied, tied, measure, pipeline_group)
     return measure.root(measure.join([untied, *_each_once(tied, measure)]))
@@ -237,6 +240,15 @@ def _digest(name: Hashable) -> int:
 
 def _each_once(tied: Ties, measure: _Measure) -> list[torch.Tensor]:
     return [measure.share(value, places) for value, places in tied.values()]
+
+
+def _refuse_elsewhere(tied: Ties) -> None:
+    """What is tied to nothing here is tied to a parameter of another stage, whose gradients would be left out."""
+    if alone := [name for name, (_, places) in tied.items() if places == 1]:
+        raise ValueError(
+            f"{alone[0]!r} is tied, and its other place is on another rank: pass pipeline_group, the ranks that hold "
+            "the other stages, or each stage is clipped by a norm of its own"
+        )
 
 
 def _refuse_unsummed(pieces: list[Piece], measure: _Measure) -> None:

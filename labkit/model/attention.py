@@ -6,7 +6,9 @@ Source: Vaswani et al., "Attention Is All You Need" (2017), equation 1; grouped-
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,6 +19,10 @@ from labkit.model.dropout import Dropout
 from labkit.model.rotary import Rotation, rotate
 
 
+def call(fn: Callable[..., Any], *args: Any) -> Any:
+    return fn(*args)
+
+
 class Attention(nn.Module):
     """Every token looks at itself and at the tokens before it.
 
@@ -24,6 +30,9 @@ class Attention(nn.Module):
     is to be split by heads when ranks share it. Llama has `query`, `key` and `value`. How many heads there are is read
     from the projections' widths, so that a rank may hold some of them.
     """
+
+    #: Calls the core, which is a function, with its arguments; `labkit.tricks.checkpoint` may stand in its place.
+    run_core = staticmethod(call)
 
     def __init__(
         self, config: Config, device: torch.device | str | None = None, dtype: torch.dtype | None = None
@@ -60,7 +69,7 @@ class Attention(nn.Module):
             q, k = rotate(q, rotation), rotate(k, rotation)
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))  # (b, a, s, d), then twice (b, kv heads, s, d)
         attend = fused_attention if self.fused else explicit_attention
-        x = attend(q, k, v, mask, self.dropout)  # (b, a, s, d)
+        x = self.run_core(attend, q, k, v, mask, self.dropout)  # (b, a, s, d)
         return self.output(x.transpose(1, 2).flatten(2))  # (b, s, h)
 
     def heads(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -28,7 +28,7 @@ from labkit.theory.memory.flops import (
     utilization,
 )
 from labkit.theory.memory.in_flight import layers_in_flight
-from labkit.theory.memory.recompute import best_segments, every_layer_limit, segmented
+from labkit.theory.memory.recompute import best_segments, every_layer_limit, segmented, segmented_terms
 from labkit.theory.memory.saved import (
     attention_crossover,
     embedding_activations,
@@ -46,5 +46,5 @@ __all__ = [
     "bytes_per_parameter", "cheapest_stage", "closed_form", "embedding_activations", "every_layer_limit", "fits",
     "forward_flops", "gb", "gib", "hardware_flops", "head_activations", "held", "korthikanti_hardware_flops",
     "layer_activations", "layers_in_flight", "logits", "model_flops", "model_states", "parameter_parts",
-    "parameter_shapes", "parameters", "part_of", "recipe", "segmented", "training_days", "utilization",
+    "parameter_shapes", "parameters", "part_of", "recipe", "segmented", "segmented_terms", "training_days", "utilization",
 ]  # fmt: skip

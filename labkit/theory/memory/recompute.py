@@ -9,6 +9,7 @@ from __future__ import annotations
 from math import sqrt
 
 from labkit.theory.communication.given import number, whole
+from labkit.theory.memory.terms import Terms
 
 
 def segmented(layers: int, segments: int, kept: float, inside: float) -> float:
@@ -30,13 +31,45 @@ def segmented(layers: int, segments: int, kept: float, inside: float) -> float:
     >>> [segmented(64, c, kept=2, inside=34) for c in (8, 32, 64)]  # in sbh
     [288, 132, 162]
     """
+    _check(layers, segments, kept, inside)
+    return segments * kept + -(-layers // segments) * inside
+
+
+def segmented_terms(layers: int, segments: int, kept: float, inside: float) -> Terms[float]:
+    """What `labkit.tricks.checkpoint_sequential` holds at most, to the byte; `segmented` says a little more.
+
+    What a segment keeps inside includes its own input, which `segmented` adds a second time: A_in less. And where c
+    does not divide L, the L mod c longer segments come first: when backward reaches the last of them, the inputs of the
+    shorter ones are gone. The peak is then, or at the beginning, whichever is more.
+
+    Args:
+        layers, segments, kept, inside: As in `segmented`.
+
+    Returns:
+        "inputs of other segments" and "inside one segment", at the peak.
+
+    Raises:
+        TypeError, ValueError: As `segmented`.
+
+    >>> segmented_terms(64, 32, kept=2, inside=34)
+    {'inputs of other segments': 62, 'inside one segment': 68}
+    >>> [segmented_terms(64, c, kept=2, inside=34).total for c in (32, 40, 64)], segmented(64, 40, kept=2, inside=34)
+    ([130, 114, 160], 148)
+    """
+    _check(layers, segments, kept, inside)
+    size, longer = divmod(layers, segments)
+    moments = [(segments, size), (longer, size + 1)] if longer else [(segments, size)]
+    inputs, within = max((((n - 1) * kept, length * inside) for n, length in moments), key=sum)
+    return Terms({"inputs of other segments": inputs, "inside one segment": within})
+
+
+def _check(layers: int, segments: int, kept: float, inside: float) -> None:
     whole("layers", layers, 1)
     whole("segments", segments, 1)
     if segments > layers:
         raise ValueError(f"segments is {segments}, but there are {layers} layers: expected 1 to {layers}")
     number("kept", kept, "bytes")
     number("inside", inside, "bytes")
-    return segments * kept + -(-layers // segments) * inside
 
 
 def best_segments(layers: int, kept: float, inside: float) -> float:

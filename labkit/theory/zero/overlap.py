@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from labkit.theory.communication.formulas import time
 from labkit.theory.communication.given import number, whole
 
+ROOT = -1  #: number of the root unit, as in the labels of `labkit.zero`
+
 
 @dataclass(frozen=True, slots=True)
 class Unit:
@@ -42,7 +44,7 @@ class Timed:
 
     Attributes:
         name: ``"gather"``, ``"forward"``, ``"backward"`` or ``"reduce_scatter"``.
-        unit: Number of the unit, from 0.
+        unit: Number of the unit, from 0; `ROOT` is the root's.
         start, end: Seconds since the step began.
         lane: ``"compute"`` or ``"comm"``.
         phase: ``"forward"`` or ``"backward"``.
@@ -83,19 +85,22 @@ class Step:
 
 
 def step_time(
-    units: Sequence[Unit], ranks: int, alpha: float, beta: float, *, prefetch: int = 1,
+    units: Sequence[Unit], ranks: int, alpha: float, beta: float, *, root: Unit | None = None, prefetch: int = 1,
     keep_after_forward: bool = False,
 ) -> Step:  # fmt: skip
     """Play forward and backward of fully sharded units, and say when each thing happens.
 
     Forward takes units 0 … L−1, backward L−1 … 0. Before it computes, a unit waits for its own gather; with `prefetch`
-    it then asks for the next one's, which travels while it computes. After its backward a unit asks for the
-    reduce-scatter of its gradients and does not wait for it. What was asked for is done in that order, one at a time.
+    it then asks for the next one's, which travels while it computes. After its backward a unit waits until the
+    reduce-scatter of the one before is over, and asks for its own; without `prefetch` it waits for that too. What was
+    asked for is done in that order, one at a time.
 
     Args:
         units: In the order of forward.
         ranks: N.
         alpha: Seconds a message; beta: seconds a byte, 1/bandwidth.
+        root: What lies around the units, such as an embedding and a head: gathered before them in each pass, reduced
+            after them. Its forward is computed after the units', its backward before them: a head's.
         prefetch: How many units are asked for ahead; 0: each when its turn comes.
         keep_after_forward: What forward gathered stays, and backward gathers nothing.
 
@@ -110,22 +115,37 @@ def step_time(
     >>> [round(step_time(blocks, 4, 0, 1e-9, prefetch=n).makespan * 1e3, 3) for n in (0, 1)]  # a gather takes 3 ms
     [96.0, 69.0]
     """
-    _check(units, prefetch)
-    order = range(len(units))
-    gather = [time("all_gather", "ring", ranks, unit.nbytes, alpha, beta) for unit in units]
-    reduce = [time("reduce_scatter", "ring", ranks, _reduced(unit), alpha, beta) for unit in units]
-    play = _Play(gather)
-    play.run(order, [u.forward for u in units], "forward", prefetch)
+    _check(units, root, prefetch)
+    every = dict(enumerate(units)) | ({} if root is None else {ROOT: root})
+    play = _Play(
+        prefetch,
+        {n: time("all_gather", "ring", ranks, unit.nbytes, alpha, beta) for n, unit in every.items()},
+        {n: time("reduce_scatter", "ring", ranks, _reduced(unit), alpha, beta) for n, unit in every.items()},
+    )
+    outside = [] if root is None else [ROOT]
+    order = list(range(len(units)))
+    for n in outside + order:
+        play.enter(n, outside + order, "forward")
+        if n != ROOT:
+            play.compute(n, every[n].forward, "forward")
+    if root is not None:
+        play.compute(ROOT, root.forward, "forward")
     if not keep_after_forward:
         play.gathered.clear()
-    play.run(order[::-1], [u.backward for u in units], "backward", prefetch, reduce)
+    for n in outside + order[::-1]:
+        play.enter(n, outside + order[::-1], "backward")
+        play.compute(n, every[n].backward, "backward")
+        if n != ROOT:
+            play.reduce(n)
+    if root is not None:
+        play.reduce(ROOT)
     return Step(tuple(sorted(play.events, key=lambda e: e.start)))
 
 
-def _check(units: Sequence[Unit], prefetch: int) -> None:
+def _check(units: Sequence[Unit], root: Unit | None, prefetch: int) -> None:
     if not units:
         raise ValueError("there are no units: expected one for each block, in the order of forward")
-    for unit in units:
+    for unit in [*units, *([] if root is None else [root])]:
         if not isinstance(unit, Unit):
             raise TypeError(f"a unit is {unit!r}: expected Unit(nbytes, forward, backward)")
     whole("prefetch", prefetch, 0)
@@ -137,32 +157,44 @@ def _reduced(unit: Unit) -> float:
 
 @dataclass
 class _Play:
-    """Two clocks: until when the rank computes, and until when its link is taken.
+    """A rank's clocks, and what it does by them.
 
     Attributes:
-        gather: Seconds of each unit's gather.
+        prefetch: Units asked for ahead.
+        gather, scatter: Unit → seconds of its all-gather, and of its reduce-scatter.
+        now: Until when the rank computes or waits.
+        sends: Until when its link is taken.
+        scattered: When the last reduce-scatter is over.
         gathered: Unit → when its parameters are, or will be, there.
     """
 
-    gather: Sequence[float]
-    computes: float = 0.0
+    prefetch: int
+    gather: dict[int, float]
+    scatter: dict[int, float]
+    now: float = 0.0
     sends: float = 0.0
+    scattered: float = 0.0
     gathered: dict[int, float] = field(default_factory=dict)
     events: list[Timed] = field(default_factory=list)
 
-    def run(
-        self, order: Sequence[int], seconds: Sequence[float], phase: str, prefetch: int,
-        reduce: Sequence[float] | None = None,
-    ) -> None:  # fmt: skip
-        for place, unit in enumerate(order):
-            self._ask(unit, phase)
-            self.computes = max(self.computes, self.gathered[unit])
-            for ahead in order[place + 1 : place + 1 + prefetch]:
-                self._ask(ahead, phase)
-            start, self.computes = self.computes, self.computes + seconds[unit]
-            self.events.append(Timed(phase, unit, start, self.computes, "compute", phase))
-            if reduce:
-                self._send("reduce_scatter", unit, reduce[unit], phase)
+    def enter(self, unit: int, order: list[int], phase: str) -> None:
+        """Wait until a unit is there, and ask for those that follow it in `order`."""
+        self._ask(unit, phase)
+        self.now = max(self.now, self.gathered[unit])
+        at = order.index(unit) + 1
+        for ahead in order[at : at + self.prefetch]:
+            self._ask(ahead, phase)
+
+    def compute(self, unit: int, seconds: float, phase: str) -> None:
+        start, self.now = self.now, self.now + seconds
+        self.events.append(Timed(phase, unit, start, self.now, "compute", phase))
+
+    def reduce(self, unit: int) -> None:
+        """Ask for a reduce-scatter: one is under way at a time."""
+        self.now = max(self.now, self.scattered)
+        self.scattered = self._send("reduce_scatter", unit, self.scatter[unit], "backward")
+        if not self.prefetch:
+            self.now = self.scattered
 
     def _ask(self, unit: int, phase: str) -> None:
         """Gather a unit, unless it is there or on its way."""
@@ -170,7 +202,7 @@ class _Play:
             self.gathered[unit] = self._send("gather", unit, self.gather[unit], phase)
 
     def _send(self, name: str, unit: int, seconds: float, phase: str) -> float:
-        start = max(self.computes, self.sends)
+        start = max(self.now, self.sends)
         self.sends = start + seconds
         self.events.append(Timed(name, unit, start, self.sends, "comm", phase))
         return self.sends

@@ -1,1 +1,4 @@
 """ZeRO: what data parallelism keeps N times over, each rank keeps an Nth of."""
+
+from labkit.zero.distributed import DistributedOptimizer
+from labkit.zero.sharded import Shard, ShardedOptimizer

@@ -1,0 +1,198 @@
+"""One flat bucket: parameters laid side by side, of which this rank updates a shard.
+
+Read `flat` first. A bucket holds up to three buffers, each of its own length and life:
+
+    `flat`       all parameters, always; the module's parameters are views into it
+    `full`       their gradients on this rank, while they are being collected
+    `gradient`   this rank's shard of the mean, from the reduce-scatter until ``zero_grad``
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+
+from labkit import collectives
+from labkit.collectives import Placement, placement
+from labkit.trace import label
+from labkit.zero import flat as layout
+from labkit.zero.partial import sum_partial
+
+#: Element types too coarse to add small updates to: the optimizer works on an fp32 copy, the master.
+NARROW = (torch.float16, torch.bfloat16)
+
+
+class FlatBucket:
+    """Parameters of one element type and device, and this rank's shard of them.
+
+    Args:
+        number: Which bucket, for the trace's ``label(bucket=…)``.
+        names, params: What lies in it, in this order. The parameters become views into `flat`.
+        group: Its ranks hold a shard each.
+        grad_dtype: Element type in which gradients are collected, at least as wide as a parameter's own.
+        keep: Hold the gradient buffer all the time, and the shard inside it (Megatron's form); else `full` is made when
+            a first gradient comes, and freed once it is reduced.
+        made: Told of each gradient buffer when it is made; a memory meter listens.
+
+    Attributes:
+        pieces: What this rank holds, piece by piece; `tensors` has the 1-dimensional tensor of each, which the
+            optimizer updates: a view into `flat`, or into `master`.
+        master: (shard), fp32, of 16-bit parameters; else ``None``.
+    """
+
+    def __init__(
+        self, number: int, names: Sequence[str], params: Sequence[torch.nn.Parameter], group: dist.ProcessGroup | None,
+        grad_dtype: torch.dtype | None, keep: bool, made: Callable[[torch.Tensor], None],
+    ) -> None:  # fmt: skip
+        first, ranks, rank = params[0], dist.get_world_size(group), dist.get_rank(group)
+        self.number, self.names, self.params, self.group = number, list(names), list(params), group
+        self.dtype, self.keep, self._made = first.dtype, keep, made
+        self.grad_dtype = first.dtype if grad_dtype is None else torch.promote_types(first.dtype, grad_dtype)
+        sizes = [param.numel() for param in params]
+        self.elements, self.size = sum(sizes), layout.shard_size(sum(sizes), ranks)
+        self._own = slice(rank * self.size, (rank + 1) * self.size)
+        self.flat = torch.empty(self.size * ranks, dtype=first.dtype, device=first.device)
+        self._places = list(zip(layout.starts(sizes), sizes, strict=True))
+        self._lay_down()
+        self.pieces = layout.cut(sizes, ranks, rank)
+        self.shard = self.flat[self._own]
+        self.master = self.shard.float() if first.dtype in NARROW else None
+        held = self.shard if self.master is None else self.master
+        self.tensors = [held[piece.at : piece.at + piece.length] for piece in self.pieces]
+        self.full: torch.Tensor | None = None
+        self.gradient: torch.Tensor | None = None
+        self._filled: set[int] = set()  # members whose gradient is in `full`
+        self.used: set[int] = set()  # members that had a gradient since the last `clear`
+        if keep:
+            self._open()
+
+    @torch.no_grad()
+    def _lay_down(self) -> None:
+        """The parameters move into the buffer, one after the other; each frees the memory that it had."""
+        self.flat[self.elements :].zero_()
+        for param, (start, size) in zip(self.params, self._places, strict=True):
+            view = self.flat[start : start + size].view(param.shape)
+            view.copy_(param)
+            param.data = view
+
+    def is_intact(self, member: int) -> bool:
+        """Whether the parameter still is what it was when it was laid into the buffer."""
+        param, (start, _) = self.params[member], self._places[member]
+        place = self.flat.data_ptr() + start * self.flat.element_size()
+        return param.requires_grad and param.dtype == self.dtype and (param.data_ptr() == place or not param.numel())
+
+    # Gradients
+
+    def _open(self) -> torch.Tensor:
+        if self.full is None:
+            self.full = torch.empty(self.flat.numel(), dtype=self.grad_dtype, device=self.flat.device)
+            self._made(self.full)
+        return self.full
+
+    def take(self, member: int) -> None:
+        """Move a parameter's gradient into the full buffer; what is there already is added to."""
+        grad, (start, size) = self.params[member].grad, self._places[member]
+        if grad is None:
+            return
+        if grad.layout is not torch.strided:
+            raise TypeError(f"the gradient of {self.names[member]} is {grad.layout}: expected a dense one; build "
+                            "Embedding(sparse=False)")  # fmt: skip
+        place = self._open()[start : start + size].view(grad.shape)
+        if member in self._filled:
+            place.add_(grad)
+        else:
+            place.copy_(grad)
+        self.params[member].grad = None
+        self._filled.add(member)
+        self.used.add(member)
+
+    def reduce(self) -> None:
+        """Average the full gradients over the group, and keep this rank's shard. A collective call.
+
+        A member without a gradient brings zeros, and so does the padding.
+        """
+        full = self._open()
+        for member, (start, size) in enumerate(self._places):
+            if member not in self._filled:
+                full[start : start + size].zero_()
+        full[self.elements :].zero_()
+        shard = torch.empty(self.size, dtype=full.dtype, device=full.device)
+        with label(bucket=self.number):
+            collectives.reduce_scatter(shard, full, op="avg", group=self.group)
+        sum_partial((shard[p.at : p.at + p.length], placement(self.params[p.index])) for p in self.pieces)
+        self._filled.clear()
+        if self.keep:
+            self.gradient = full[self._own].copy_(shard)
+            return
+        del full
+        self.full = None
+        if self.gradient is None:
+            self._made(shard)
+            self.gradient = shard
+        else:
+            self.gradient += shard
+
+    def deliver(self, wanted: Sequence[bool]) -> None:
+        """Give each piece its part of the shard, as wide as the piece itself.
+
+        Args:
+            wanted: Whether a member is to have a gradient, one each.
+        """
+        if self.gradient is None:
+            return
+        if self.master is not None and self.gradient.dtype != self.master.dtype:
+            self.gradient = self.gradient.to(self.master.dtype)
+            self._made(self.gradient)
+        for piece, tensor in zip(self.pieces, self.tensors, strict=True):
+            if not wanted[piece.index]:
+                tensor.grad = None
+            elif not _lies_in(tensor.grad, self.gradient):
+                tensor.grad = self.gradient[piece.at : piece.at + piece.length]
+
+    def clear(self) -> None:
+        """Forget all gradients."""
+        self.gradient = None
+        if not self.keep:
+            self.full = None
+        self._filled.clear()
+        self.used.clear()
+        for tensor in self.tensors:
+            tensor.grad = None
+
+    def placed_gradients(self) -> Iterator[tuple[torch.Tensor | None, Placement]]:
+        """For each member this rank's part of its gradient, and where that lives: in this group each rank has a part."""
+        parts = {piece.index: tensor.grad for piece, tensor in zip(self.pieces, self.tensors, strict=True)}
+        for member, param in enumerate(self.params):
+            where = placement(param)
+            yield parts.get(member), replace(where, sharded=(*where.sharded, self.group))
+
+    # Parameters
+
+    def whole_list(self) -> Iterator[tuple[str, torch.nn.Parameter, layout.Piece, torch.Tensor]]:
+        """(name, parameter, piece, its tensor) of every member, of which this rank may hold nothing."""
+        parts = {piece.index: (piece, tensor) for piece, tensor in zip(self.pieces, self.tensors, strict=True)}
+        for member, (name, param) in enumerate(zip(self.names, self.params, strict=True)):
+            nothing = layout.Piece(member, 0, 0, 0), self.shard[:0]
+            yield name, param, *parts.get(member, nothing)
+
+    def gather(self) -> None:
+        """Every rank's updated shard, into every rank's parameters. A collective call."""
+        if self.master is not None:
+            self.shard.copy_(self.master)
+        with label(bucket=self.number):
+            collectives.all_gather(self.flat, self.shard, group=self.group)
+
+    def held(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """(category of `labkit.memory`, tensor) of what no module and no optimizer state shows."""
+        for tensor in (self.full, self.gradient):
+            if tensor is not None:
+                yield "gradients", tensor
+        if self.master is not None:
+            yield "master", self.master
+
+
+def _lies_in(view: torch.Tensor | None, buffer: torch.Tensor) -> bool:
+    return view is not None and view.untyped_storage().data_ptr() == buffer.untyped_storage().data_ptr()

@@ -1,0 +1,142 @@
+"""What a sharded optimizer is given: parameters with names, in groups; and what it cannot work with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from labkit.data_parallel import DistributedDataParallel
+from labkit.data_parallel.wrapper import _wrapped_by
+
+#: A parameter group as torch.optim knows it: ``"params"``, and options of its own.
+Group = dict[str, Any]
+
+
+def groups_and_names(given: Any) -> tuple[list[Group], dict[torch.nn.Parameter, str]]:
+    """Parameter groups, and what each parameter is called.
+
+    Args:
+        given: A module, parameters, (name, parameter) pairs, or dictionaries with either under ``"params"``.
+
+    Raises:
+        TypeError, ValueError: There is no parameter to train, or one that cannot be sharded.
+    """
+    if isinstance(given, torch.nn.Module):
+        refuse_wrapped(given)
+        given = list(given.named_parameters())
+    elif isinstance(given, torch.Tensor) or not isinstance(given, Iterable):
+        raise TypeError(f"module_or_params is {type(given).__name__}: expected a module, or its parameters in a list")
+    found = list(given)
+    named: list[Any] = [dict(g) for g in found] if found and isinstance(found[0], Mapping) else [{"params": found}]
+    names: dict[torch.nn.Parameter, str] = {}
+    for group in named:
+        params = group.get("params", ())
+        group["params"] = [_named(p, names) for p in ([params] if isinstance(params, torch.Tensor) else params)]
+    _check(names)
+    return named, names
+
+
+def _named(given: Any, names: dict[torch.nn.Parameter, str]) -> torch.nn.Parameter:
+    name, param = given if isinstance(given, tuple) and len(given) == 2 else (str(len(names)), given)
+    if not isinstance(param, torch.nn.Parameter):
+        raise TypeError(f"module_or_params holds {type(param).__name__}: expected parameters")
+    names.setdefault(param, name)
+    return param
+
+
+def _check(names: Mapping[torch.nn.Parameter, str]) -> None:
+    refuse_averaged(names)
+    trained = [param for param in names if param.requires_grad]
+    if not trained:
+        raise ValueError("there is no trained parameter: expected at least one with requires_grad")
+    seen: dict[int, list[tuple[int, int, str]]] = {}
+    for param, name in names.items():
+        if param.is_meta:
+            raise ValueError(f"{name} is on the meta device and holds no values: give the module memory first "
+                             "(module.to_empty(device=…), then initialise it)")  # fmt: skip
+        if type(param) is not torch.nn.Parameter or hasattr(param, "__tensor_flatten__"):
+            raise TypeError(f"{name} is a {type(param).__name__}: expected a plain parameter, not one that another "
+                            "library has sharded already")  # fmt: skip
+        if param.requires_grad and not param.dtype.is_floating_point:
+            raise TypeError(f"{name} is {param.dtype}: expected floats, whose gradients have a mean")
+        begin = param.data_ptr()
+        seen.setdefault(param.untyped_storage().data_ptr(), []).append((begin, begin + param.nbytes, name))
+    for places in seen.values():
+        places.sort()
+        for (_, end, name), (begin, _, other) in zip(places, places[1:], strict=False):
+            if begin < end:
+                raise ValueError(f"{name} and {other} are two parameters in one memory, which sharding would untie: "
+                                 "make them one (head.weight = embedding.weight)")  # fmt: skip
+
+
+def refuse_wrapped(module: torch.nn.Module) -> None:
+    """
+    Raises:
+        ValueError: The module averages its gradients itself.
+    """
+    if any(isinstance(part, DistributedDataParallel | torch.nn.parallel.DistributedDataParallel)
+           for part in module.modules()):  # fmt: skip
+        raise ValueError("the module is wrapped in DistributedDataParallel, which averages gradients, and so does this "
+                         "optimizer: give it the bare module")  # fmt: skip
+
+
+def refuse_averaged(params: Iterable[torch.nn.Parameter]) -> None:
+    """
+    Raises:
+        ValueError: labkit's DistributedDataParallel has hooks on a parameter.
+    """
+    ours = set(params)
+    for module, wrapper in list(_wrapped_by.items()):
+        if wrapper() is not None and not ours.isdisjoint(module.parameters()):
+            raise ValueError("the parameters are those of a module under DistributedDataParallel, which averages "
+                             "gradients, and so does this optimizer: give it a module that was never wrapped")  # fmt: skip
+
+
+def check_element_wise(
+    optimizer_class: Any, defaults: Mapping[str, Any], groups: Sequence[Group], on: torch.device
+) -> None:
+    """Try the optimizer: a matrix must move as its two halves do, each laid flat, for that is how it will be used.
+
+    Raises:
+        TypeError: `optimizer_class` is no optimizer class.
+        ValueError: It is not element-wise: a step of one element depends on others, or on the tensor's shape.
+    """
+    if not (isinstance(optimizer_class, type) and issubclass(optimizer_class, torch.optim.Optimizer)):
+        raise TypeError(f"optimizer_class is {optimizer_class!r}: expected a class of optimizers, such as "
+                        "torch.optim.AdamW, not one that is made already")  # fmt: skip
+    for group in groups:
+        options = {key: value for key, value in group.items() if key != "params"}
+        start = torch.linspace(-1, 2, 12, dtype=torch.float64, device=on)
+        whole = [start.clone().view(3, 4)]
+        halves = [start[:5].clone(), start[5:].clone()]
+        makers = [(tensors, optimizer_class([{**options, "params": tensors}], **defaults))
+                  for tensors in (whole, halves)]  # fmt: skip
+        try:
+            for tensors, optimizer in makers:
+                _walk(tensors, optimizer)
+            same = torch.allclose(whole[0].view(-1), torch.cat(halves), rtol=1e-9, atol=1e-12)
+        except Exception as error:
+            raise ValueError(_refusal(optimizer_class, f"it cannot step on flat pieces ({error})")) from error
+        if not same:
+            raise ValueError(_refusal(optimizer_class, "a step on two halves of a matrix is not that on the whole"))
+
+
+def _walk(tensors: list[torch.Tensor], optimizer: torch.optim.Optimizer) -> None:
+    """Two steps of a fixed gradient."""
+    for group in optimizer.param_groups:
+        if isinstance(group.get("lr"), float):
+            group["lr"] = 0.1  # a rate of 0, as at the start of a warm-up, would show nothing
+    for scale in (1.0, -0.5):
+        flat = scale * torch.linspace(0.3, 5, 12, dtype=torch.float64, device=tensors[0].device)
+        parts = flat.split([t.numel() for t in tensors])
+        for tensor, part in zip(tensors, parts, strict=True):
+            tensor.grad = part.reshape(tensor.shape)
+        optimizer.step()
+
+
+def _refusal(optimizer_class: type, why: str) -> str:
+    return (f"{optimizer_class.__name__} is not element-wise: {why}; a rank holds pieces of parameters, cut anywhere: "
+            "use AdamW, Adam, SGD, RMSprop, Adagrad or another that treats each element alone")  # fmt: skip
+

@@ -46,5 +46,6 @@ __all__ = [
     "bytes_per_parameter", "cheapest_stage", "closed_form", "embedding_activations", "every_layer_limit", "fits",
     "forward_flops", "gb", "gib", "hardware_flops", "head_activations", "held", "korthikanti_hardware_flops",
     "layer_activations", "layers_in_flight", "logits", "model_flops", "model_states", "parameter_parts",
-    "parameter_shapes", "parameters", "part_of", "recipe", "segmented", "segmented_terms", "training_days", "utilization",
+    "parameter_shapes", "parameters", "part_of", "recipe", "segmented", "segmented_terms", "training_days",
+    "utilization",
 ]  # fmt: skip

@@ -8,49 +8,45 @@ import torch
 class Room:
     """Memory for a unit's gathered parameters, or for its full gradients: there when needed, 0 bytes otherwise.
 
-    Autograd's graph remembers the tensors that a forward has used. If the memory *under* them may go and come back,
-    with the same values, backward need not know. The version counters of tensors that lie here do not move when the
-    room is filled: to autograd nothing was changed.
+    Autograd's graph remembers the tensors that a forward has used. If the memory *under* them goes, and is back with
+    the same values when backward needs it, the graph need not know. The version counters of tensors that lie here do
+    not move when the room is filled: to autograd nothing was changed.
 
     Args:
         numel: Elements of the buffer.
-        like: A tensor of its device.
-        dtype: Of its elements.
+        dtype, device: Of its elements.
 
-    >>> room = Room(6, torch.zeros(0), torch.float32)
+    >>> room = Room(6, torch.float32, torch.device("cpu"))
+    >>> room.nbytes, room.open().numel()
+    (0, 6)
     >>> seen = room.place(2, torch.Size([2, 2]))
     >>> room.free()
     >>> room.nbytes, seen.shape
     (0, torch.Size([2, 2]))
-    >>> room.open().copy_(torch.arange(6)); seen.tolist()
-    tensor([0., 1., 2., 3., 4., 5.])
+    >>> _ = room.open().copy_(torch.arange(6))
+    >>> seen.tolist()
     [[2.0, 3.0], [4.0, 5.0]]
 
-    Source: PyTorch's FSDP (Zhao et al. 2023, "PyTorch FSDP", section 4.2), which resizes storages in the same way.
+    Source: Zhao et al. 2023, "PyTorch FSDP", section 4.2: torch resizes storages in the same way.
     """
 
-    def __init__(self, numel: int, like: torch.Tensor, dtype: torch.dtype) -> None:
+    def __init__(self, numel: int, dtype: torch.dtype, device: torch.device) -> None:
         self._numel = numel
-        self._flat = torch.empty(numel, dtype=dtype, device=like.device)
+        self.flat = torch.empty(0, dtype=dtype, device=device)  # all of it, or nothing
 
     def place(self, start: int, shape: torch.Size) -> torch.Tensor:
-        """A tensor of this shape that lies here from element `start` on; made while there is memory."""
-        return self._flat[start : start + shape.numel()].view(shape).data
+        """A tensor that lies here from element `start` on; to be made while there is memory."""
+        return self.flat[start : start + shape.numel()].view(shape).data  # with a version counter of its own
 
     @property
     def nbytes(self) -> int:
-        return self._flat.untyped_storage().nbytes()
-
-    @property
-    def flat(self) -> torch.Tensor:
-        """(elements), or empty while there is no memory."""
-        return self._flat
+        return self.flat.untyped_storage().nbytes()
 
     def open(self) -> torch.Tensor:
-        """Have memory, with any values in it; returns the whole buffer."""
-        return self._flat.resize_(self._numel)  # an operation, which a memory meter sees; storage.resize_ is none
+        """Have memory, with any values in it; returns the whole buffer, (numel)."""
+        return self.flat.resize_(self._numel)  # an operation, so that a memory meter sees it
 
     def free(self) -> None:
-        """Have none. Whoever reads a tensor that lies here now gets an error from torch, not old values."""
-        self._flat.untyped_storage().resize_(0)
-        self._flat.resize_(0)
+        """Have none. Who reads a tensor that lies here then gets an error from torch, not old values."""
+        self.flat.untyped_storage().resize_(0)
+        self.flat.resize_(0)

@@ -35,6 +35,14 @@ NAMES = {
     "repair": "06",
     "one_f_one_b_loop": "06",
     "beat_1f1b": "06",
+    "flat_shards": "07",
+    "stage_one_step": "07",
+    "stage_two_hook": "07",
+    "stage_three_block": "07",
+    "global_norm": "08",
+    "choose_segments": "08",
+    "loss_scaler": "08",
+    "accumulate_all": "08",
 }
 
 

@@ -20,17 +20,21 @@ from labkit.show.bucketfigure import buckets
 from labkit.show.buckettimes import BucketTimes
 from labkit.show.curves import bandwidth
 from labkit.show.figure import Drawing, Figure, Table
+from labkit.show.floatfigure import floats
 from labkit.show.guesses import guess, predict, reveal
 from labkit.show.holdfigure import holdings
 from labkit.show.layerfigure import layer
 from labkit.show.layerstages import LayerStage
 from labkit.show.memoryfigure import memory, memory_settings
 from labkit.show.memoryline import memory_timeline
+from labkit.show.normfigure import norm
+from labkit.show.scalefigure import loss_scale
+from labkit.show.segmentfigure import segments
 from labkit.show.stepfigure import ring, tree
 from labkit.show.tilefigure import tiles
 from labkit.show.timelinefigure import timeline
 from labkit.show.tracefigure import trace
 
 __all__ = ["BucketTimes", "Drawing", "Figure", "LayerStage", "Table", "bandwidth", "buckets", "builder", "compare",
-           "guess", "holdings", "layer", "memory", "memory_settings", "memory_timeline", "predict", "reveal", "ring",
-           "tiles", "timeline", "trace", "tree", "volume"]  # fmt: skip
+           "floats", "guess", "holdings", "layer", "loss_scale", "memory", "memory_settings", "memory_timeline",
+           "norm", "predict", "reveal", "ring", "segments", "tiles", "timeline", "trace", "tree", "volume"]  # fmt: skip

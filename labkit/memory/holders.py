@@ -21,7 +21,8 @@ class Holders:
     Args:
         modules: Their parameters, gradients and buffers are counted.
         optimizers: Objects with ``param_groups`` and ``state`` in torch's form. A parameter that no module has is a
-            master copy, unless there is no module at all.
+            master copy, unless there is no module at all. One with a method ``held()``, as `labkit.zero`'s have, yields
+            (category, tensor) of further masters and gradients.
     """
 
     def __init__(self, modules: Iterable[torch.nn.Module], optimizers: Iterable[Any]) -> None:
@@ -78,6 +79,9 @@ class Holders:
         for parameter, (_, name) in parameters.items():
             if parameter.grad is not None:
                 yield GRADIENTS, parameter.grad, name
+        for optimizer in self.optimizers():
+            for category, tensor in getattr(optimizer, "held", tuple)():
+                yield CATEGORIES.index(category), tensor, f"{category} of a shard"
         for category, source in self._tracked:
             for tensor in tensors_in(source()):
                 yield category, tensor, "tracked"

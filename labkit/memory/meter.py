@@ -266,7 +266,10 @@ class MemoryMeter:
                 exits.callback(parameter.register_post_accumulate_grad_hook(arrived).remove)
 
     def _watch_optimizers(self, exits: ExitStack) -> None:
-        """Before a step, masters have been given gradients; after the first one, there are moments."""
+        """Before a step, masters have been given gradients; after the first one, there are moments.
+
+        An optimizer that makes gradients of its own (`labkit.zero`) says so when it does: one may be gone soon.
+        """
 
         def before(*_: object) -> None:
             self._ledger.layer = None
@@ -277,6 +280,8 @@ class MemoryMeter:
             self._count_if_changed()
 
         for optimizer in self._holders.optimizers():
+            if hasattr(optimizer, "register_gradient_hook"):
+                exits.callback(optimizer.register_gradient_hook(lambda g: self._ledger.claim(GRADIENTS, g)).remove)
             if isinstance(optimizer, torch.optim.Optimizer):
                 exits.callback(optimizer.register_step_pre_hook(before).remove)
                 exits.callback(optimizer.register_step_post_hook(after).remove)

@@ -9,7 +9,7 @@ Read `flat` first. A bucket holds up to three buffers, each of its own length an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -17,12 +17,17 @@ import torch.distributed as dist
 
 from labkit import collectives
 from labkit.collectives import Placement, placement
+from labkit.data_parallel import assign
 from labkit.trace import label
 from labkit.zero import flat as layout
 from labkit.zero.partial import sum_partial
 
 #: Element types too coarse to add small updates to: the optimizer works on an fp32 copy, the master.
 NARROW = (torch.float16, torch.bfloat16)
+
+
+#: Functions that want to know of gradient buffers, by number.
+Listeners = MutableMapping[int, Callable[[torch.Tensor], None]]
 
 
 class FlatBucket:
@@ -35,7 +40,7 @@ class FlatBucket:
         grad_dtype: Element type in which gradients are collected, at least as wide as a parameter's own.
         keep: Hold the gradient buffer all the time, and the shard inside it (Megatron's form); else `full` is made when
             a first gradient comes, and freed once it is reduced.
-        made: Told of each gradient buffer when it is made; a memory meter listens.
+        listeners: Told of each gradient buffer when it is made.
 
     Attributes:
         pieces: What this rank holds, piece by piece; `tensors` has the 1-dimensional tensor of each, which the
@@ -45,11 +50,11 @@ class FlatBucket:
 
     def __init__(
         self, number: int, names: Sequence[str], params: Sequence[torch.nn.Parameter], group: dist.ProcessGroup | None,
-        grad_dtype: torch.dtype | None, keep: bool, made: Callable[[torch.Tensor], None],
+        grad_dtype: torch.dtype | None = None, keep: bool = False, listeners: Listeners | None = None,
     ) -> None:  # fmt: skip
         first, ranks, rank = params[0], dist.get_world_size(group), dist.get_rank(group)
         self.number, self.names, self.params, self.group = number, list(names), list(params), group
-        self.dtype, self.keep, self._made = first.dtype, keep, made
+        self.dtype, self.keep, self._listeners = first.dtype, keep, {} if listeners is None else listeners
         self.grad_dtype = first.dtype if grad_dtype is None else torch.promote_types(first.dtype, grad_dtype)
         sizes = [param.numel() for param in params]
         self.elements, self.size = sum(sizes), layout.shard_size(sum(sizes), ranks)
@@ -91,6 +96,10 @@ class FlatBucket:
             self.full = torch.empty(self.flat.numel(), dtype=self.grad_dtype, device=self.flat.device)
             self._made(self.full)
         return self.full
+
+    def _made(self, gradient: torch.Tensor) -> None:
+        for listener in self._listeners.values():
+            listener(gradient)
 
     def take(self, member: int) -> None:
         """Move a parameter's gradient into the full buffer; what is there already is added to."""
@@ -163,7 +172,7 @@ class FlatBucket:
             tensor.grad = None
 
     def placed_gradients(self) -> Iterator[tuple[torch.Tensor | None, Placement]]:
-        """For each member this rank's part of its gradient, and where that lives: in this group each rank has a part."""
+        """What this rank has of each member's gradient, and where that lives: `group` shards it, besides its mark."""
         parts = {piece.index: tensor.grad for piece, tensor in zip(self.pieces, self.tensors, strict=True)}
         for member, param in enumerate(self.params):
             where = placement(param)
@@ -192,6 +201,20 @@ class FlatBucket:
                 yield "gradients", tensor
         if self.master is not None:
             yield "master", self.master
+
+
+def make_buckets(
+    params: Sequence[torch.nn.Parameter], names: Mapping[torch.nn.Parameter, str], group: dist.ProcessGroup | None,
+    cap: int, grad_dtype: torch.dtype | None, keep: bool, listeners: Listeners,
+) -> list[FlatBucket]:  # fmt: skip
+    """Buckets of at least `cap` bytes, in the order of backward, where the last parameter's gradient comes first."""
+    last_first = params[::-1]
+    kinds = [(param.dtype, param.device) for param in last_first]
+    found = [[last_first[i] for i in some] for some in assign([param.nbytes for param in last_first], cap, kinds)]
+    return [
+        FlatBucket(number, [names[param] for param in some], some, group, grad_dtype, keep, listeners)
+        for number, some in enumerate(found)
+    ]
 
 
 def _lies_in(view: torch.Tensor | None, buffer: torch.Tensor) -> bool:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
-from labkit.data_parallel import DistributedDataParallel
+from labkit.data_parallel import DistributedDataParallel, agreement
 from labkit.data_parallel.wrapper import _wrapped_by
 
 #: A parameter group as torch.optim knows it: ``"params"``, and options of its own.
@@ -65,7 +68,7 @@ def _check(names: Mapping[torch.nn.Parameter, str]) -> None:
         seen.setdefault(param.untyped_storage().data_ptr(), []).append((begin, begin + param.nbytes, name))
     for places in seen.values():
         places.sort()
-        for (_, end, name), (begin, _, other) in zip(places, places[1:], strict=False):
+        for (_, end, name), (begin, _, other) in pairwise(places):
             if begin < end:
                 raise ValueError(f"{name} and {other} are two parameters in one memory, which sharding would untie: "
                                  "make them one (head.weight = embedding.weight)")  # fmt: skip
@@ -91,7 +94,7 @@ def refuse_averaged(params: Iterable[torch.nn.Parameter]) -> None:
     for module, wrapper in list(_wrapped_by.items()):
         if wrapper() is not None and not ours.isdisjoint(module.parameters()):
             raise ValueError("the parameters are those of a module under DistributedDataParallel, which averages "
-                             "gradients, and so does this optimizer: give it a module that was never wrapped")  # fmt: skip
+                             "gradients, and so does this optimizer: do not wrap the module")  # fmt: skip
 
 
 def check_element_wise(
@@ -140,3 +143,15 @@ def _refusal(optimizer_class: type, why: str) -> str:
     return (f"{optimizer_class.__name__} is not element-wise: {why}; a rank holds pieces of parameters, cut anywhere: "
             "use AdamW, Adam, SGD, RMSprop, Adagrad or another that treats each element alone")  # fmt: skip
 
+
+def bucket_bytes(mib: float) -> int:
+    if isinstance(mib, bool) or not isinstance(mib, int | float) or not mib > 0:
+        raise ValueError(f"bucket_cap_mb={mib!r}: expected a number of MiB above 0; 1e-6 is a bucket a parameter")
+    return max(1, min(int(mib * 2**20), 2**62)) if mib < math.inf else 2**62
+
+
+def take_over(given: Any, params: list[torch.nn.Parameter], group: dist.ProcessGroup | None) -> None:
+    """The ranks compare what they were given; then all have the values of rank 0."""
+    module = given if isinstance(given, torch.nn.Module) else torch.nn.ParameterList(params)
+    agreement.compare(module, group, params[0].device)
+    agreement.spread([*params, *(buffer for _, buffer in agreement.saved_buffers(module))], group)

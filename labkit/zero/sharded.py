@@ -1,17 +1,15 @@
 """ZeRO's stages 1 and 2: every rank holds the whole model, and the optimizer's state of one shard of it.
 
-Read `flat` and `bucket` first: what a shard is, and how one bucket is reduced and gathered. Here is the order of a
-step; `stage_two` has what stage 2 does during backward.
+Read `flat` (what a shard is) and `bucket` (how one is reduced and gathered) first. Here is the order of a step; what
+stage 2 does during backward is in `stage_two`.
 """
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,33 +18,12 @@ from torch.utils.hooks import RemovableHandle
 
 from labkit import collectives
 from labkit.collectives import check
-from labkit.data_parallel import agreement, assign
 from labkit.tricks.norm import clip_pieces_
-from labkit.zero.bucket import FlatBucket
-from labkit.zero.given import Group, check_element_wise, groups_and_names
+from labkit.zero import state
+from labkit.zero.bucket import FlatBucket, Listeners, make_buckets
+from labkit.zero.given import Group, bucket_bytes, check_element_wise, groups_and_names, take_over
 from labkit.zero.stage_two import Arrivals
-
-
-@dataclass(frozen=True, slots=True)
-class Shard:
-    """What this rank holds of one parameter, for saving and for another number of ranks.
-
-    Attributes:
-        name: The parameter's, in full if the optimizer was given a module.
-        shape: The whole parameter's.
-        offset, length: This rank's run of elements, the parameter laid flat. A parameter's runs on the ranks of the
-            group, in order, are the whole of it. The length may be 0.
-        tensor: (length,), what the optimizer updates: fp32 for 16-bit parameters. Not a copy.
-        state: The optimizer's own: (length,) tensors such as ``"exp_avg"``, and what is one for the whole parameter, such
-            as ``"step"``; empty before the first step, and where the length is 0. Not copies.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    offset: int
-    length: int
-    tensor: torch.Tensor
-    state: Mapping[str, Any]
+from labkit.zero.state import Shard
 
 
 class ShardedOptimizer(torch.optim.Optimizer):
@@ -97,6 +74,11 @@ class ShardedOptimizer(torch.optim.Optimizer):
     """
 
     _built = False
+    _arrivals: Arrivals | None
+    _names: dict[torch.nn.Parameter, str]
+    _listeners: Listeners
+    buckets: list[FlatBucket]
+    inner: torch.optim.Optimizer
 
     def __init__(
         self, module_or_params: Any, optimizer_class: type[torch.optim.Optimizer], stage: int = 1,
@@ -116,35 +98,17 @@ class ShardedOptimizer(torch.optim.Optimizer):
         keep: bool = False,
     ) -> None:  # fmt: skip
         check.member(group)
-        cap = _bytes(bucket_cap_mb)
+        cap = bucket_bytes(bucket_cap_mb)
         groups, self._names = groups_and_names(module_or_params)
         trained = [param for param in self._names if param.requires_grad]
         check_element_wise(optimizer_class, defaults, groups, trained[0].device)
         self.group, self.find_unused_parameters = group, find_unused
-        self._arrivals: Arrivals | None = None
+        self._arrivals = None
         self._moved = self._complete = self._warned = False
-        self._listeners: OrderedDict[int, Callable[[torch.Tensor], None]] = OrderedDict()
-        _take_over(module_or_params, list(self._names), group)
-        self.buckets = self._make_buckets(trained[::-1], cap, grad_dtype, keep)
+        self._listeners = OrderedDict()
+        take_over(module_or_params, list(self._names), group)
+        self.buckets = make_buckets(trained, self._names, group, cap, grad_dtype, keep, self._listeners)
         self._make_inner(optimizer_class, groups, defaults)
-
-    def _make_buckets(
-        self, params: list[torch.nn.Parameter], cap: int, grad_dtype: torch.dtype | None, keep: bool
-    ) -> list[FlatBucket]:
-        """Buckets in the order of backward, where the last layer's gradients come first."""
-        kinds = [(param.dtype, param.device) for param in params]
-        listeners = self._listeners
-
-        def made(gradient: torch.Tensor) -> None:
-            for listener in listeners.values():
-                listener(gradient)
-
-        buckets = []
-        for members in assign([param.nbytes for param in params], cap, kinds):
-            some = [params[i] for i in members]
-            names = [self._names[param] for param in some]
-            buckets.append(FlatBucket(len(buckets), names, some, self.group, grad_dtype, keep, made))
-        return buckets
 
     def _make_inner(
         self, optimizer_class: type[torch.optim.Optimizer], groups: list[Group], defaults: dict[str, Any]
@@ -223,15 +187,15 @@ class ShardedOptimizer(torch.optim.Optimizer):
         elif not all(flags) and not self._warned:
             self._warned = True
             unused = [name for name, used in zip(self._bucket_names(), flags, strict=True) if not used]
-            warnings.warn(f"{unused[0]} and {len(unused) - 1} more had no gradient on this rank and bring zeros, on which "
-                          "momentum and weight decay go on acting: find_unused_parameters=True leaves alone what no "
-                          "rank used", stacklevel=4)  # fmt: skip
+            warnings.warn(f"{len(unused)} parameters, such as {unused[0]}, had no gradient on this rank and bring zeros; "
+                          "momentum and weight decay go on acting on them: find_unused_parameters=True leaves alone "
+                          "what no rank used", stacklevel=4)  # fmt: skip
         rest = iter(flags)
         for bucket in self.buckets:
             bucket.deliver([bool(next(rest)) or not self.find_unused_parameters for _ in bucket.params])
 
     def grad_shards(self) -> list[torch.Tensor]:
-        """This rank's pieces of the mean gradient, 1-dimensional, after `reduce_gradients`. A change in place counts."""
+        """This rank's pieces of the mean gradient, 1-dimensional, after `reduce_gradients`. Changes in place count."""
         self.reduce_gradients()
         return [tensor.grad for bucket in self.buckets for tensor in bucket.tensors if tensor.grad is not None]
 
@@ -305,10 +269,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         It is all that another number of ranks needs: put each parameter's runs together in the order of the ranks,
         cut anew, and give `load_state_dict` the runs that are this rank's then.
         """
-        return [
-            Shard(name, tuple(param.shape), piece.offset, piece.length, tensor, self.state.get(tensor, {}))
-            for bucket in self.buckets for name, param, piece, tensor in bucket.whole_list()
-        ]  # fmt: skip
+        return state.shards(self.buckets, self.state)
 
     def state_dict(self) -> dict[str, Any]:  # type: ignore[override]
         """This rank's shard, under the parameters' names; references, as in torch.
@@ -317,35 +278,15 @@ class ShardedOptimizer(torch.optim.Optimizer):
             ``"state"``: name → state of this rank's run, with ``"master"`` for 16-bit parameters; ``"runs"``: name →
             (offset, length); ``"param_groups"``: torch's, with names.
         """
-        shards = self.shards()
-        masters = {name: bucket.master is not None for bucket in self.buckets for name in bucket.names}
-        state = {s.name: {**s.state, **({"master": s.tensor} if masters[s.name] else {})} for s in shards if s.length}
-        groups = [{**group, "params": [self._names[p] for p in group["params"]]} for group in self.param_groups]
-        return {"state": state, "runs": {s.name: (s.offset, s.length) for s in shards}, "param_groups": groups}
+        return state.saved(self.buckets, self.state, self.param_groups, self._names)
 
-    @torch.no_grad()
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take over what `state_dict` gave, on the same rank of as many; `shards` says what other numbers need.
 
         Raises:
             ValueError: It is of other parameters, or of other runs of them.
         """
-        mine = self.state_dict()
-        if dict(state_dict["runs"]) != mine["runs"]:
-            differs = next(n for n in {**mine["runs"], **state_dict["runs"]}
-                           if mine["runs"].get(n) != state_dict["runs"].get(n))  # fmt: skip
-            raise ValueError(f"{differs}: this rank holds (offset, length) {mine['runs'].get(differs)}, the state is of "
-                             f"{state_dict['runs'].get(differs)}: load it at the same number of ranks")  # fmt: skip
-        if [g["params"] for g in mine["param_groups"]] != [g["params"] for g in state_dict["param_groups"]]:
-            raise ValueError("the parameter groups hold other parameters than those of the state")
-        for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
-            group.update({key: value for key, value in saved.items() if key != "params"})
-        for shard in self.shards():
-            saved = {**state_dict["state"].get(shard.name, {})}
-            if (master := saved.pop("master", None)) is not None:
-                shard.tensor.copy_(master)
-            if saved:
-                self.state[shard.tensor] = {key: _copy(value, shard.tensor) for key, value in saved.items()}
+        state.load(self, state_dict)
 
     # For a memory meter
 
@@ -359,23 +300,3 @@ class ShardedOptimizer(torch.optim.Optimizer):
         handle = RemovableHandle(self._listeners)
         self._listeners[handle.id] = hook
         return handle
-
-
-def _copy(value: Any, like: torch.Tensor) -> Any:
-    """A state's value of its own; counters stay where they were, as in torch."""
-    if not isinstance(value, torch.Tensor):
-        return value
-    return value.clone() if value.dim() == 0 else value.to(like.device, copy=True)
-
-
-def _bytes(mib: float) -> int:
-    if isinstance(mib, bool) or not isinstance(mib, int | float) or not mib > 0:
-        raise ValueError(f"bucket_cap_mb={mib!r}: expected a number of MiB above 0; 1e-6 is a bucket a parameter")
-    return max(1, min(int(mib * 2**20), 2**62)) if mib < math.inf else 2**62
-
-
-def _take_over(given: Any, params: list[torch.nn.Parameter], group: dist.ProcessGroup | None) -> None:
-    """The ranks compare what they were given; then all have the values of rank 0."""
-    module = given if isinstance(given, torch.nn.Module) else torch.nn.ParameterList(params)
-    agreement.compare(module, group, params[0].device)
-    agreement.spread([*params, *(buffer for _, buffer in agreement.saved_buffers(module))], group)

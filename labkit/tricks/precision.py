@@ -15,6 +15,8 @@ Source: Micikevicius et al. 2018, "Mixed Precision Training", sections 3.1 (mast
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -36,9 +38,9 @@ class MixedPrecision:
     3. `step` updates the masters, unless a gradient overflowed on any rank, and rounds them into the working copy.
 
     Wrap the module in `labkit.data_parallel.DistributedDataParallel` afterwards, not before: the wrapper takes the
-    element type from the parameters. It then averages 16-bit gradients, in each backward. Where a micro-batch is not
-    averaged (``no_sync()``), or there is no wrapper, give `data_parallel_group`: the fp32 sums are averaged, once a
-    step. (What a wrapper has averaged already is the same on all ranks, so that its mean is itself.)
+    element type from the parameters. It averages 16-bit gradients, in each backward. Where it does not, inside its
+    ``no_sync()``, or where there is no wrapper, give `data_parallel_group`: the fp32 sums are averaged, once a step.
+    (What a wrapper has averaged already is the same on all ranks, so that its mean is itself.)
 
     Args:
         module: In fp32. Its parameters and floating-point buffers are rounded in place; they stay the same objects,
@@ -96,6 +98,11 @@ class MixedPrecision:
         """
         self.scaler.scale(loss).backward()
         self.collect()
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """For `labkit.tricks.accumulate`, which asks for it: over `data_parallel_group` it is averaged once a step."""
+        yield
 
     @torch.no_grad()
     def collect(self) -> None:

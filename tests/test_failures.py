@@ -393,3 +393,18 @@ def test_a_line_without_end_is_kept_and_shown_within_bounds(capsys):
     failure = failure_of(endless, ranks=1, timeout=0.5, kind=labkit.RunTimeout)
     assert len(failure.output[0]) < 3.1e6
     assert len(capsys.readouterr().out) < 20_000
+
+
+class _LoadsSlowly:
+    """What takes its time when a rank unpacks it, as a first import does."""
+
+    def __reduce__(self):
+        return time.sleep, (0.6,)
+
+
+def test_the_limit_counts_from_when_the_function_is_loaded():
+    started = time.monotonic()
+    assert labkit.run(lambda _: 1, _LoadsSlowly(), ranks=2, timeout=0.5).values == [1, 1]
+    with pytest.raises(labkit.RunTimeout, match="after 0.5 s"):
+        labkit.run(lambda _: time.sleep(60), _LoadsSlowly(), ranks=2, timeout=0.5)
+    assert time.monotonic() - started < 20

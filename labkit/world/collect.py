@@ -17,7 +17,7 @@ from labkit.world.failure import RankError, RunFailed, RunInterrupted, is_connec
 from labkit.world.journal import RanksDisagree
 from labkit.world.output import Output
 from labkit.world.pool import Pool, where
-from labkit.world.report import Report
+from labkit.world.report import LOADED, Report
 from labkit.world.stuck import find_cycle, rows, seen_in_table, table_text, timed_out, verdict
 from labkit.world.transport import unpack
 
@@ -26,6 +26,8 @@ from labkit.world.transport import unpack
 GRACE = 0.4
 #: How often a running world is searched for a disagreement.
 LOOK = 0.1
+#: The longest that ranks may take to load their function, and what it imports, before its time runs.
+LOADING = 10.0
 
 
 @dataclass
@@ -67,9 +69,10 @@ class _Watch:
         self.output = Output(self.world)
         self.reports: dict[int, Any] = {}
         self.hung_up: set[int] = set()
-        self.began = time.monotonic()
+        self.loaded: set[int] = set()
+        self.looked = time.monotonic()
+        self.over_at = self.looked + LOADING + timeout
         self.failed_at: float | None = None
-        self.looked = self.began
 
     # What has arrived
 
@@ -99,7 +102,7 @@ class _Watch:
     def _pause(self) -> float:
         if self.failed_at is not None:
             return 0.02
-        return max(0.0, min(LOOK, self.began + self.timeout - time.monotonic()))
+        return max(0.0, min(LOOK, self.over_at - time.monotonic()))
 
     def _hear(self, rank: int) -> None:
         try:
@@ -107,9 +110,17 @@ class _Watch:
         except (EOFError, OSError):
             self.hung_up.add(rank)
         else:
-            if report.run == self.pool.runs:  # else a child of a rank's os.fork() had its say
+            if report == LOADED:
+                self._note_loaded(rank)
+            elif report.run == self.pool.runs:  # else a child of a rank's os.fork() had its say
                 self.reports[rank] = report
                 self.pool.files.update(report.files)
+
+    def _note_loaded(self, rank: int) -> None:
+        """The time that a run may take begins when its last rank does."""
+        self.loaded.add(rank)
+        if len(self.loaded) == self.world:
+            self.over_at = min(self.over_at, time.monotonic() + self.timeout)
 
     def _print(self, rank: int) -> bool:
         """Take a rank's output; False when it will print no more."""
@@ -132,7 +143,7 @@ class _Watch:
             self._raise_disagreement(at)
         if self.failed_at is not None and self._all_ended_or(at - self.failed_at > GRACE):
             self._blame()
-        if self.failed_at is None and at - self.began > self.timeout:
+        if self.failed_at is None and at > self.over_at:
             self._time_out()
 
     def _note_failure(self, at: float) -> None:

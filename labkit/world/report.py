@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from labkit.trace import Event
 from labkit.world.journal import Ledger
 
+#: What a rank says before its report: it has loaded its function, and calls it now.
+LOADED = "loaded"
+
 
 @dataclass(slots=True)
 class Raised:

@@ -34,7 +34,7 @@ from labkit.world.journal import Journal
 from labkit.world.paced import paced
 from labkit.world.patches import Patches
 from labkit.world.place import is_installed, learners_line
-from labkit.world.report import Raised, Report
+from labkit.world.report import LOADED, Raised, Report
 from labkit.world.table import OperationTable
 from labkit.world.transport import pack_value, unpack
 
@@ -61,7 +61,7 @@ def main(spec: dict[str, Any], control: int, probe: int, table: int) -> None:
             order = pickle.loads(connection.recv_bytes())
         except (EOFError, ConnectionError):
             os._exit(0)
-        report = run_once(order, rank, journal, start)
+        report = run_once(order, rank, journal, start, connection)
         if os.getpid() != me:  # a child of the learner's os.fork(), which came out of the function as well
             os._exit(0)
         report.run, report.files = order["run"], files.new()
@@ -70,10 +70,18 @@ def main(spec: dict[str, Any], control: int, probe: int, table: int) -> None:
         gc.collect()
 
 
-def run_once(order: dict[str, Any], rank: int, journal: Journal | None, start: CleanStart) -> Report:
+def run_once(
+    order: dict[str, Any], rank: int, journal: Journal | None, start: CleanStart, connection: Connection
+) -> Report:
     """One run: set the scene, call the learner's function, take stock, put everything back."""
+
+    def load() -> tuple:
+        loaded = unpack(order["call"])
+        connection.send_bytes(pickle.dumps(LOADED))
+        return loaded
+
     start.scene(order)
-    report = call(lambda: unpack(order["call"]), rank, order["seed"], order["zero"], journal, order.get("pace"))
+    report = call(load, rank, order["seed"], order["zero"], journal, order.get("pace"))
     report.clean = start.restore()
     _flush()
     return report

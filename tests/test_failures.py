@@ -405,6 +405,6 @@ class _LoadsSlowly:
 def test_the_limit_counts_from_when_the_function_is_loaded():
     started = time.monotonic()
     assert labkit.run(lambda _: 1, _LoadsSlowly(), ranks=2, timeout=0.5).values == [1, 1]
-    with pytest.raises(labkit.RunTimeout, match="after 0.5 s"):
+    with pytest.raises(labkit.RunTimeout, match=r"after 0\.5 s"):
         labkit.run(lambda _: time.sleep(60), _LoadsSlowly(), ranks=2, timeout=0.5)
     assert time.monotonic() - started < 20

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
-import warnings
 from typing import Any
 
 import torch
@@ -94,3 +94,59 @@ def against_one_process(
         for plan in plans:
             plan.step()
     return max(worst, distance(net, reference)), [p.detach().cpu() for p in net.parameters()]
+
+
+class Odd(nn.Module):
+    """Sizes that nothing divides: 13·11 + 11, 11·7 + 7, 7·29."""
+
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        on = {"dtype": dtype, "device": device.current()}
+        self.layers = nn.Sequential(nn.Linear(13, 11, **on), nn.Linear(11, 7, **on), nn.Linear(7, 29, bias=False, **on))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)
+
+
+def odd_input(dtype: torch.dtype, seed: int) -> torch.Tensor:
+    drawn = torch.randn(4, 13, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return drawn.to(device.current(), dtype)
+
+
+def memory(kind: int | str, cap: float, dtype: torch.dtype, micro_steps: int = 1) -> dict[str, dict]:
+    """Bytes by category: before, after backward, after the reduction, after the step; and each phase's most."""
+    net = Odd(dtype)
+    optimizer = made(kind, net, bucket_cap_mb=cap, lr=1e-3)
+    meter = MemoryMeter(net, optimizer=optimizer)
+    found = {"before": meter.held()}
+    with meter:
+        with meter.phase("backward"):
+            for micro_step in range(micro_steps):
+                net(odd_input(dtype, micro_step)).square().mean().backward()
+        found["backward"] = meter.held()
+        with meter.phase("reduce"):
+            optimizer.reduce_gradients()
+        found["reduced"] = meter.held()
+        with meter.phase("step"):
+            optimizer.step()
+        found["stepped"] = meter.held()
+        optimizer.zero_grad()
+        found["after"] = meter.held()
+    most = {
+        phase: max(held["gradients"] for _, p, held in meter.samples if p == phase) for phase in ("backward", "reduce")
+    }
+    return {**found, "most gradients": most}
+
+
+def volume(kind: int | str, cap: float, micro_steps: int, quiet: bool = False) -> None:
+    """A step after `micro_steps` backwards; its messages have the label ``counted``."""
+    net = Odd()
+    optimizer = made(kind, net, torch.optim.SGD, bucket_cap_mb=cap, lr=1e-3)
+    with label(counted=True):
+        for micro_step in range(micro_steps):
+            with optimizer.no_sync() if quiet and micro_step < micro_steps - 1 else contextlib.nullcontext():
+                net(odd_input(torch.float32, micro_step)).square().mean().backward()
+        optimizer.reduce_gradients()
+        optimizer.reduce_gradients()  # nothing is left
+        optimizer.step()

@@ -129,6 +129,7 @@ class FlatBucket:
                 full[start : start + size].zero_()
         full[self.elements :].zero_()
         shard = torch.empty(self.size, dtype=full.dtype, device=full.device)
+        self._made(shard)
         with label(bucket=self.number):
             collectives.reduce_scatter(shard, full, op="avg", group=self.group)
         sum_partial((shard[p.at : p.at + p.length], placement(self.params[p.index])) for p in self.pieces)
@@ -138,11 +139,7 @@ class FlatBucket:
             return
         del full
         self.full = None
-        if self.gradient is None:
-            self._made(shard)
-            self.gradient = shard
-        else:
-            self.gradient += shard
+        self.gradient = shard if self.gradient is None else self.gradient.add_(shard)
 
     def deliver(self, wanted: Sequence[bool]) -> None:
         """Give each piece its part of the shard, as wide as the piece itself.

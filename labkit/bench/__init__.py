@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 
-SUBJECTS = ("collectives", "data_parallel", "launch", "memory", "pipeline", "tensor_parallel")
+SUBJECTS = ("collectives", "data_parallel", "launch", "memory", "pipeline", "tensor_parallel", "zero")
 
 
 def main(arguments: list[str]) -> int:

@@ -59,7 +59,7 @@ def floats(
       fp32 · smallest 1.4e-45 · all digits from 1.2e-38 · largest 3.4e38 · step at 1 1.2e-7 · 1 + 0.001 = 1.001
       bf16 · smallest 9.2e-41 · all digits from 1.2e-38 · largest 3.4e38 · step at 1 0.0078 · 1 + 0.001 = 1
       fp16 · smallest 6e-8 · all digits from 6.1e-5 · largest 65,504 · step at 1 0.00098 · 1 + 0.001 = 1.00098
-      1e-8 · fp32 1e-8 · bf16 1e-8 · fp16 0
+      1e-8 · fp32 1e-8 · bf16 1.00117e-8 · fp16 0
       6e-5 · fp32 6e-5 · bf16 6.00815e-5 · fp16 6.00219e-5
       65,504 · fp32 65,504 · bf16 65,536 · fp16 65,504
     """

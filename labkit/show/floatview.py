@@ -46,7 +46,7 @@ def plain(value: float, digits: int = 6) -> str:
     """
     if value == inf:
         return say("floats.inf")
-    if 1e-3 <= abs(value) < 1e7 and float(f"{value:.{digits}g}") == int(value):
+    if value % 1 == 0 and abs(value) < 1e7 and digits >= 6:
         return f"{int(value):,}"
     told = f"{value:.{digits}g}" if not 0 < abs(value) < 1e-4 else _scientific(value, digits)
     return told.replace("e+0", "e").replace("e-0", "e-").replace("e+", "e")
@@ -80,11 +80,11 @@ class View:
 
     def _decades(self) -> tuple[int, int]:
         """The line holds all values, and all gradients but the smallest ones."""
-        seen = list(self.chart.values)
+        seen = [10.0**LOW, 10.0**HIGH, *self.chart.values]
         if self.chart.sizes is not None:
             every = self.chart.sizes.values
             seen += [every[len(every) // 1000], every[-1], every[-1] * (self.chart.scale or 1)]
-        return max(-24, min(LOW, *(floor(log10(v)) for v in seen))), min(24, max(HIGH, *(ceil(log10(v)) for v in seen)))
+        return max(-24, floor(log10(min(seen)) + 1e-9)), min(24, ceil(log10(max(seen)) - 1e-9))
 
     def at(self, value: float) -> float:
         place = self.left + (log10(value) - self.low) * self.scale
@@ -172,7 +172,7 @@ class View:
             yield value, words, middle, row
 
     def _decade_marks(self, top: float, bottom: float) -> Iterator[str]:
-        step = 2 if self.wide else 4
+        step = next(s for s in (2, 4, 6, 8, 12, 24) if s * self.scale > text_width("1e-24", 12) + 8)
         shown = range(self.low, self.high + 1)
         places = [(self.at(10.0**k), k) for k in shown]
         yield el("g", *(el("line", x1=x, y1=top, x2=x, y2=bottom) for x, _ in places), class_="lk-marks")

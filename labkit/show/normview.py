@@ -85,7 +85,8 @@ class View:
     def _part(self, n: int) -> Iterator[str]:
         part, x = self.norm.parts[n], self.left + n * self.column
         for k, line in enumerate(self.names[n]):
-            yield text(x, 16 + 15 * k, fit(line, self.column - 4, self.size), self.size, None, "lk-big")
+            y = self.head - 18 - 15 * (len(self.names[n]) - 1 - k)
+            yield text(x, y, fit(line, self.column - 8, self.size), self.size, None, "lk-big")
         yield text(x, self.head, fit(self._how(part), self.column - 4, 12), 12, None, "lk-soft")
         counted = part.counted()
         for rank in part.holders:
@@ -160,7 +161,7 @@ class View:
         middles = [(self.middle(s[0]) + self.middle(s[-1])) / 2 for s in stages]
         wide = 40 if self.wide else 26
         if self.wide:
-            yield text(x, 16, say("norm.stage"), self.size, None, "lk-big")
+            yield text(x, self.head - 18, say("norm.stage"), self.size, None, "lk-big")
         over = say("norm.over" if self.wide else "norm.over_short", groups=STAGES)
         yield text(x, self.head, over, 12, None, "lk-soft")
         for stage, y in zip(stages, middles, strict=True):

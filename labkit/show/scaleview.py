@@ -143,10 +143,10 @@ class View:
             up = b > a
             words = say("loss_scale.doubled" if up else "loss_scale.halved", factor=f"{max(a / b, b / a):.3g}")
             half = text_width(words, 12) / 2
-            x = min(self.at(n), self.right - half)
+            x = max(self.left - 4 + half, min(self.at(n), self.right - half))
             if x - half > free[up]:
                 free[up] = x + half + 2
-                y = self.level(b) - 7 if up else self.level(b) + 17
+                y = self.level(b) - 7 if up else min(self.level(b) + 17, self.floor - 1)
                 yield text(x, y, words, 12, "middle", "lk-soft")
 
     def _ranks(self) -> Iterator[str]:

@@ -120,13 +120,20 @@ def with_zero(stage: int, where: int | None) -> tuple[list[float], list[float], 
     """Two steps of ZeRO with and without a scaler, clipped; one gradient may be inf in a third."""
     rank, weights = dist.get_rank(), []
     for scaler in (GradScaler(1024.0), GradScaler(enabled=False)):
-        model = nn.Sequential(linear(5, 7), linear(7, 3))
-        optimizer = zero.ShardedOptimizer(model, torch.optim.AdamW, stage=stage, lr=0.1)
+        model: Any = nn.Sequential(linear(5, 7), linear(7, 3))
+        if stage == 3:
+            model = zero.FullyShardedDataParallel(model)
+            optimizer: Any = torch.optim.AdamW(model.parameters(), lr=0.1)
+        else:
+            optimizer = zero.ShardedOptimizer(model, torch.optim.AdamW, stage=stage, lr=0.1)
         for step in range(2):
             optimizer.zero_grad()
             scaler.scale(model(rows(10 * step + rank, 4, 5)).square().mean()).backward()
             scaler.unscale_(optimizer)
-            optimizer.clip_grad_norm_(0.1)
+            if stage == 3:
+                clip_grad_norm_(model.parameters(), 0.1)
+            else:
+                optimizer.clip_grad_norm_(0.1)
             scaler.step(optimizer)
             scaler.update()
         weights.append(torch.cat([p.detach().view(-1) for p in model.parameters()]).tolist())

@@ -177,7 +177,7 @@ def test_an_overflow_on_one_stage_is_one_on_all(where):
             assert have == pytest.approx(want, rel=5e-3)
 
 
-@pytest.mark.parametrize("stage", [1, 2])
+@pytest.mark.parametrize("stage", [1, 2, 3])
 def test_beside_zero(stage):
     """A power of two changes no bit; an overflow on rank 1 is one on all."""
     for scaled, plain, skipped, _ in labkit.run(programs.with_zero, stage, None, ranks=2).values:

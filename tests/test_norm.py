@@ -107,6 +107,14 @@ def test_what_zero_shards(stage, tp, p):
     assert max(off for _, off in run.values) <= 1e-12
 
 
+@pytest.mark.parametrize("stage", [1, 2])
+def test_what_zero_shards_in_a_pipeline(stage):
+    """dp 2 × pp 2: a tie whose places are shards."""
+    run = labkit.run(programs.by_zero_in_a_pipeline, stage, ranks=4)
+    assert len({norm for norm, _ in run.values}) == 1
+    assert max(off for _, off in run.values) <= 1e-12
+
+
 # As torch does
 
 

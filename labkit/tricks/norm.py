@@ -19,7 +19,7 @@ the difficulty of training recurrent neural networks", algorithm 1 (clipping).
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from hashlib import blake2b
 
 import torch
@@ -148,12 +148,17 @@ class _Measure:
     def __init__(self, p: float, on: torch.device) -> None:
         self.p, self.on, self.largest = p, on, math.isinf(p)
 
-    def of(self, grad: torch.Tensor | None) -> torch.Tensor:
-        if grad is None or not grad.numel():
+    def of(self, grads: Sequence[torch.Tensor | None]) -> torch.Tensor:
+        """Of all of them together."""
+        norms = [self._norm(grad) for grad in grads if grad is not None and grad.numel()]
+        if not norms:
             return torch.zeros((), dtype=torch.float64, device=self.on)
+        together = torch.stack(norms)
+        return together.amax() if self.largest else (together**self.p).sum()
+
+    def _norm(self, grad: torch.Tensor) -> torch.Tensor:
         at_least = torch.promote_types(grad.dtype, torch.float32)
-        norm = torch.linalg.vector_norm(grad.detach(), self.p, dtype=at_least).to(self.on, torch.float64)
-        return norm if self.largest else norm**self.p
+        return torch.linalg.vector_norm(grad, self.p, dtype=at_least).to(self.on, torch.float64)
 
     def share(self, value: torch.Tensor, of: int) -> torch.Tensor:
         """What one of `of` equal copies brings."""
@@ -189,6 +194,8 @@ def _crossed(where: Placement) -> tuple[dict[Ranks, Group], int]:
     return {ranks: group for ranks, group in {**sharded, **copies}.items() if len(ranks) > 1}, count
 
 
+#: Pieces that are counted alike: over which groups, how many copies there are in them, and the name of their tie.
+Kind = tuple[frozenset[Ranks], int, Hashable]
 #: Name of a tie → (what its places here bring in all, number of places here).
 Ties = dict[Hashable, tuple[torch.Tensor, int]]
 
@@ -196,27 +203,29 @@ Ties = dict[Hashable, tuple[torch.Tensor, int]]
 def _within_stage(pieces: list[Piece], measure: _Measure) -> tuple[torch.Tensor, Ties]:
     """Summed over the groups of each piece: all that is not tied, and what is, by name."""
     groups: dict[Ranks, Group] = {}
-    kinds: dict[tuple[frozenset[Ranks], Hashable], list[torch.Tensor]] = {}
-    places: dict[Hashable, int] = {}
+    kinds: dict[Kind, list[torch.Tensor | None]] = {}
     for grad, where in pieces:
         crossed, copies = _crossed(where)
         groups.update(crossed)
-        kinds.setdefault((frozenset(crossed), where.tied), []).append(measure.share(measure.of(grad), copies))
-        places[where.tied] = places.get(where.tied, 0) + 1
-    sums = {kind: measure.join(values) for kind, values in kinds.items()}
+        kinds.setdefault((frozenset(crossed), copies, where.tied), []).append(grad)
+    sums = {kind: measure.share(measure.of(grads), kind[1]) for kind, grads in kinds.items()}
     for ranks, group in groups.items():  # in the order of the parameters, so the same on all ranks of a group
         here = [kind for kind in sums if ranks in kind[0]]
         sums.update(zip(here, measure.over(torch.stack([sums[kind] for kind in here]), group), strict=True))
-    by_name: dict[Hashable, list[torch.Tensor]] = {None: [measure.of(None)]}
-    for (_, name), value in sums.items():
-        by_name.setdefault(name, []).append(value)
-    joined = {name: measure.join(values) for name, values in by_name.items()}
-    return joined.pop(None), {name: (value, places[name]) for name, value in joined.items()}
+    untied = [measure.of([])]
+    ties: Ties = {}
+    for kind, value in sums.items():
+        if (name := kind[2]) is None:
+            untied.append(value)
+        else:
+            before, places = ties.get(name, (measure.of([]), 0))
+            ties[name] = (measure.join([before, value]), places + len(kinds[kind]))
+    return measure.join(untied), ties
 
 
 def _over_stages(untied: torch.Tensor, tied: Ties, measure: _Measure, group: Group) -> tuple[torch.Tensor, Ties]:
     """The same of all stages. First how many ties each rank has, then a table of them, one row each."""
-    mine = torch.stack([untied, measure.of(None) + len(tied)])
+    mine = torch.stack([untied, measure.of([]) + len(tied)])
     told = torch.empty(dist.get_world_size(group), 2, dtype=torch.float64, device=measure.on)
     collectives.all_gather(told, mine, group=group)
     counts = [int(count) for count in told[:, 1].tolist()]
@@ -228,7 +237,7 @@ def _over_stages(untied: torch.Tensor, tied: Ties, measure: _Measure, group: Gro
             table[row, 0], table[row, 1], table[row, 2] = _digest(name), places, value
         collectives.all_reduce(table, group=group)
         for (name, places, _), value in zip(table.tolist(), table[:, 2], strict=True):
-            before = ties.get(name, (measure.of(None), 0))
+            before = ties.get(name, (measure.of([]), 0))
             ties[name] = (measure.join([before[0], value]), before[1] + int(places))
     return measure.join(list(told[:, 0])), ties
 
@@ -253,13 +262,13 @@ def _refuse_elsewhere(tied: Ties) -> None:
 
 def _refuse_unsummed(pieces: list[Piece], measure: _Measure) -> None:
     """After the sum over its group a partial gradient is the same on all ranks of it; before, it is not."""
-    by_group: dict[Ranks, tuple[Group, list[torch.Tensor]]] = {}
+    by_group: dict[Ranks, tuple[Group, list[torch.Tensor | None]]] = {}
     for grad, where in pieces:
         for group in where.partial:
             if len(ranks := _ranks(group)) > 1:
-                by_group.setdefault(ranks, (group, []))[1].append(measure.of(grad))
-    for ranks, (group, values) in by_group.items():
-        mine = measure.join(values)
+                by_group.setdefault(ranks, (group, []))[1].append(grad)
+    for ranks, (group, grads) in by_group.items():
+        mine = measure.of(grads)
         ends = torch.stack([mine, -mine])
         collectives.all_reduce(ends, op="max", group=group)
         largest, smallest = ends[0].item(), -ends[1].item()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import programs
 import programs_context_parallel
 import programs_data_parallel
+import programs_mixed_precision
+import programs_norm
 import programs_pipeline
 import programs_tensor_parallel
 import pytest
@@ -231,6 +233,34 @@ def test_parallel_steps_over_nccl():
 def test_two_ranks_over_nccl():
     assert labkit.run(on_device_sum, ranks=2).values == [("cuda", 3.0)] * 2
     assert labkit.run(on_device_ring, ranks=2).values == [[1] * 5, [0] * 5]
+
+
+@pytest.mark.parametrize("p", [2.0, float("inf")])
+def test_a_norm_over_ranks_that_share_a_gpu(p):
+    if torch.cuda.device_count() >= 4:
+        pytest.skip("each rank has a GPU: NCCL, as in the test of several GPUs")
+    run = labkit.run(programs_norm.beside_data_parallelism, "tiny_gpt", {}, "sp", p, ranks=4)
+    assert len({norm for norm, _ in run.values}) == 1
+    assert max(off for _, off in run.values) <= 1e-12
+
+
+@pytest.mark.multi_gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_norms_and_scales_over_nccl():
+    """An inf and a nan too, which NCCL's maximum may treat in its own way."""
+    assert len({norm for norm, _ in labkit.run(programs_norm.sharded_and_replicated, 2.0, ranks=2).values}) == 1
+    for p in (2.0, float("inf")):
+        assert max(labkit.run(programs_norm.stages, p, True, False, ranks=2).values) <= 29**0.5 + 1e-12
+    for _, scales, skipped in labkit.run(programs_mixed_precision.overflow_on, 1, ranks=2).values:
+        assert (scales[1], skipped) == (512.0, 1)
+
+
+@pytest.mark.parametrize("ranks", [1, torch.cuda.device_count() + 1], ids=["nccl", "gloo"])
+def test_mixed_precision_on_a_gpu(ranks):
+    for how, dtype in (("wrapped", torch.float16), ("no_sync", torch.bfloat16), ("group", torch.float16)):
+        assert max(labkit.run(programs_mixed_precision.windows, how, 3, dtype, ranks=ranks).values) < 1e-2
+    made, *_, stepped, _ = labkit.run(programs_mixed_precision.held, torch.bfloat16, ranks=1).values[0]
+    assert stepped["master"] == 2 * made["parameters"] == stepped["optimizer"] / 2
 
 
 def test_memory_is_named_as_what_it_is():

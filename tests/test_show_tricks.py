@@ -76,7 +76,7 @@ def test_the_worked_example_of_64_layers():
     assert figure.origin == "computed · measured"
     assert {"√L = 8: 288 sbh ✗", "√(17L) = 33 ✓ 132 sbh", "every layer: 162 sbh"} <= set(words(figure))
     assert "Every layer by itself holds less than √L segments up to L = 289." in figure.notes
-    assert any("each equal to the prediction to the last byte" in note for note in figure.notes)
+    assert any("2 values of c. Equal to the prediction to the last byte" in note for note in figure.notes)
     assert layers(64).origin == "computed"
 
 
@@ -158,6 +158,7 @@ def test_it_steps_through_every_c():
         "does not fit"
     )
     assert figure.says[63].endswith("the inside of 1 layer, 34 sbh: 162 sbh in all, 1.23 times the least; fits")
+    assert figure.says[31].endswith("132 sbh in all, the least; fits")
     assert figure.start == 31, "without a kernel the least stands there"
     assert figure.draw(WIDE, None) == figure.draw(WIDE, 31)
     assert layers(64, start=8).draw(WIDE, None) == layers(64).draw(WIDE, 7)
@@ -171,7 +172,7 @@ def test_bytes_are_told_in_one_unit_and_to_the_byte_in_the_twin():
     figure = show.segments(numbers, kept=2_000_006, inside=34_000_102, best=4, measured={2: numbers[2] + 4})
     assert "42 MB" in figure.title
     assert figure.twin.rows[1][3:] == ("72,000,216 B", "72,000,220 B", "Δ +4 B")
-    assert "Points: measured at 1 values of c, at most 4 B from the prediction." in figure.notes
+    assert "Points: measured at 1 value of c. At most 4 B from the prediction." in figure.notes
 
 
 def test_the_guess_is_a_dashed_line_at_its_c():

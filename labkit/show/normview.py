@@ -85,7 +85,7 @@ class View:
     def _part(self, n: int) -> Iterator[str]:
         part, x = self.norm.parts[n], self.left + n * self.column
         for k, line in enumerate(self.names[n]):
-            y = self.head - 18 - 15 * (len(self.names[n]) - 1 - k)
+            y = self.head - 18.0 - 15 * (len(self.names[n]) - 1 - k)
             yield text(x, y, fit(line, self.column - 8, self.size), self.size, None, "lk-big")
         yield text(x, self.head, fit(self._how(part), self.column - 4, 12), 12, None, "lk-soft")
         counted = part.counted()

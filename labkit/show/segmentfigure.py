@@ -158,10 +158,11 @@ def _finding(chart: Chart) -> str:
 
 def said(chart: Chart, c: int) -> str:
     """What is announced of c segments."""
-    unit, full = chart.unit, chart.held[c]
+    unit, full, least = chart.unit, chart.held[c], chart.held[chart.least]
+    share = say("segments.times", times=f"{full / least:.3g}") if full > least else say("segments.least")
     words = say("segments.said", c=c, kept=count("segments.inputs", c), inputs=unit.told(chart.inputs(c)),
                 layers=chart.layers_words(c), inside=unit.told(full - chart.inputs(c)), size=unit.told(full),
-                times=f"{full / chart.held[chart.least]:.3g}")  # fmt: skip
+                share=share)  # fmt: skip
     if chart.capacity is None:
         return words
     verdict = say("segments.fits" if full <= chart.capacity else "segments.over")
@@ -172,8 +173,9 @@ def _notes(chart: Chart, limit: float | None, guess: str | None) -> list[str]:
     notes = [say("segments.steps")] if chart.layers > 2 else []
     if chart.measured:
         off = max(abs(n - chart.held[c]) for c, n in chart.measured.items())
-        key = "segments.measured_off" if off else "segments.measured_exact"
-        notes.append(say(key, n=len(chart.measured), **({"delta": f"{off:,.6g} {chart.unit_of_one}"} if off else {})))
+        points = count("segments.points", len(chart.measured))
+        notes.append(say("segments.measured_off", points=points, delta=f"{off:,.6g} {chart.unit_of_one}") if off else
+                     say("segments.measured_exact", points=points))  # fmt: skip
     if limit is not None:
         notes.append(say("segments.limit", limit=f"{ceil(_number('limit', limit) - 1e-9):,}"))
     words = noted(guess) if guess is not None else None

@@ -5,7 +5,7 @@ each rank holds after each operation; `compare` predicted beside measured; `volu
 how fast messages of each size go; `memory` who holds which bytes, `memory_settings` one setting after another and
 `memory_timeline` one event after another; `buckets` what backward hides of the reductions; `layer` a layer that ranks
 share, and where they send; `tiles` the matrix of attention, tile by tile; `timeline` what each rank of a pipeline does
-when, and `builder` a grid on which to build such a schedule.
+when, and `builder` a grid on which to build such a schedule; `zero` what each rank has of each layer under ZeRO.
 
     labkit.show.trace(run.trace)
     labkit.show.predict("ring-bytes", "How many bytes does each rank send?", unit="B")
@@ -34,7 +34,10 @@ from labkit.show.stepfigure import ring, tree
 from labkit.show.tilefigure import tiles
 from labkit.show.timelinefigure import timeline
 from labkit.show.tracefigure import trace
+from labkit.show.zerofigure import zero
+from labkit.show.zerosteps import ZeroUnit
 
-__all__ = ["BucketTimes", "Drawing", "Figure", "LayerStage", "Table", "bandwidth", "buckets", "builder", "compare",
-           "floats", "guess", "holdings", "layer", "loss_scale", "memory", "memory_settings", "memory_timeline",
-           "norm", "predict", "reveal", "ring", "segments", "tiles", "timeline", "trace", "tree", "volume"]  # fmt: skip
+__all__ = ["BucketTimes", "Drawing", "Figure", "LayerStage", "Table", "ZeroUnit", "bandwidth", "buckets", "builder",
+           "compare", "floats", "guess", "holdings", "layer", "loss_scale", "memory", "memory_settings",
+           "memory_timeline", "norm", "predict", "reveal", "ring", "segments", "tiles", "timeline", "trace", "tree",
+           "volume", "zero"]  # fmt: skip

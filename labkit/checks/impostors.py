@@ -32,6 +32,8 @@ LINEUPS = {
     "04": "labkit.checks.lineups.tensor_parallel",
     "05": "labkit.checks.lineups.sequence_parallel",
     "06": "labkit.checks.lineups.pipeline",
+    "07": "labkit.checks.lineups.zero",
+    "08": "labkit.checks.lineups.tricks",
 }
 
 

@@ -7,30 +7,17 @@ from typing import Any, NamedTuple
 
 import torch
 
-from labkit.checks.alone import in_short
+from labkit.checks import stepped
 from labkit.checks.borrow import PACKAGE
 from labkit.checks.exercise import Case, Cost, Exercise, Wrong, nothing
 from labkit.checks.gradients import near
+from labkit.checks.stepped import Accumulating, Batch
 from labkit.show.words import count, say
 from labkit.tricks import accumulate
 
 Params = list[torch.nn.Parameter]
 Backward = Callable[[Any], int]
 Step = Callable[[list[torch.Tensor]], None]
-
-
-class Batch(NamedTuple):
-    """A micro-batch.
-
-    Attributes:
-        tokens: That count.
-        each: The gradient's size: that of each token's loss.
-        touches: Whether the loss depends on the second parameter.
-    """
-
-    tokens: int
-    each: float = 1.0
-    touches: bool = True
 
 
 class Situation(NamedTuple):
@@ -255,65 +242,17 @@ def calls_labkits(params: Params, batches: list[Any], k: int, backward: Backward
             sums = [torch.zeros_like(total) for total in sums]
 
 
-class Run:
-    """What a learner's function is given, and what it did.
-
-    Attributes:
-        steps: Of each: the gradients, by what they are, or in words what is strange; and micro-batches before it.
-        order: The micro-batches whose backward was called.
-    """
-
-    def __init__(self, case: Case) -> None:
-        self.case, self.situation = case, SITUATIONS[case.more]
-        size = self.situation.size
-        self.params = [torch.nn.Parameter(torch.zeros(n, dtype=torch.bfloat16)) for n in (size, 2)]
-        self.order: list[int] = []
-        self.steps: list[tuple[list[list[float]] | str, int]] = []
-
-    def backward(self, batch: Numbered) -> int:
-        """Of the sum of the tokens' losses, each of which is each·Σ weights."""
-        for param in self.params if batch.touches else self.params[:1]:
-            made = torch.full_like(param, batch.tokens * batch.each)
-            torch.autograd.backward(param, made)
-        self.order.append(batch.number)
-        return batch.tokens
-
-    def step(self, grads: Any) -> None:
-        self.steps.append((self._read(grads), len(self.order)))
-
-    def _read(self, grads: Any) -> list[list[float]] | str:
-        if not isinstance(grads, (list, tuple)) or not all(isinstance(g, torch.Tensor) for g in grads):
-            return in_short(grads)
-        if [tuple(g.shape) for g in grads] != [tuple(p.shape) for p in self.params]:
-            return str([tuple(g.shape) for g in grads])
-        if not all(g.dtype in (torch.float32, torch.float64) for g in grads):
-            return str(grads[0].dtype)
-        return [g.double().flatten()[:4].tolist() for g in grads]
-
-
-class Numbered(NamedTuple):
-    """A micro-batch as a learner gets it."""
-
-    number: int
-    tokens: int
-    each: float
-    touches: bool
-
-
-Seen = tuple[list[tuple[list[list[float]] | str, int]], list[int]]
-
-
-def call(fn: Any, case: Case) -> Seen:
+def call(fn: Any, case: Case) -> tuple[list[stepped.Step], list[int]]:
     """Steps, and the order of backwards."""
-    run = Run(case)
-    batches = [Numbered(n, *batch) for n, batch in enumerate(run.situation.batches)]
-    fn(run.params, batches, run.situation.k, run.backward, run.step)
-    return run.steps, run.order
-
-
-def expected(case: Case) -> list[Seen]:
     batches, k, size = SITUATIONS[case.more]
-    steps: list[tuple[list[list[float]] | str, int]] = []
+    given = Accumulating(size)
+    fn(given.params, [batch._replace(number=n) for n, batch in enumerate(batches)], k, given.backward, given.step)
+    return given.steps, given.order
+
+
+def expected(case: Case) -> list[tuple[list[stepped.Step], list[int]]]:
+    batches, k, size = SITUATIONS[case.more]
+    steps: list[stepped.Step] = []
     for end in [*range(k, len(batches), k), len(batches)]:
         window = batches[(end - 1) // k * k : end]
         if tokens := sum(b.tokens for b in window):

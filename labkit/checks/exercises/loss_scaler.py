@@ -13,6 +13,7 @@ from labkit.checks.alone import in_short
 from labkit.checks.borrow import PACKAGE
 from labkit.checks.exercise import COLLECTIVES, Case, Cost, Exercise, Wrong, nothing
 from labkit.checks.gradients import near
+from labkit.checks.stepped import Stepped
 from labkit.show.words import say
 from labkit.tricks import GradScaler
 
@@ -272,17 +273,13 @@ def call(fn: Any, case: Case) -> list[Seen]:
         grads = [grad * scale for grad in _gradients(case, rank, number)]
         if bad := _overflowing(case).get(number, {}).get(rank):
             grads[-1][-1, 0] = bad
-        seen: list[list[float]] = []
-
-        def step(grads: Grads = grads, seen: list[list[float]] = seen) -> None:
-            seen.append([x for grad in grads for x in grad.flatten().tolist()])
-
-        made = fn(grads, scale, streak, _interval(case), step)
+        step = Stepped(grads)
+        made = fn(list(grads), scale, streak, _interval(case), step)
         pair = _pair(made)
         if pair is None:
-            return [*found, Seen(len(seen), seen[0] if seen else [], in_short(made), 0)]
+            return [*found, Seen(step.calls, step.first, in_short(made), 0)]
         scale, streak = pair
-        found.append(Seen(len(seen), seen[0] if seen else [], scale, streak))
+        found.append(Seen(step.calls, step.first, scale, streak))
     return found
 
 

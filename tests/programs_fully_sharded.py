@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from labkit import collectives, device, tensor_parallel, tricks
+from labkit.data_parallel import DistributedDataParallel
 from labkit.memory import MemoryMeter
 from labkit.model import Transformer, preset
 from labkit.trace import label
@@ -204,3 +204,272 @@ def of_all_sorts(kind: str, options: dict) -> Any:
         losses.append((mine.item(), expected.item()))
     assert not any(t.numel() for t in (*sharded.gathered(), *sharded.full_gradients()))
     return losses, pieces(sharded), whole(reference)
+
+
+# Bytes
+
+
+def bytes_held(name: str, changes: dict, options: dict) -> dict[str, Any]:
+    """The second step under a meter: bytes of each category at its highest, and between phases; elements of units."""
+    sharded = FullyShardedDataParallel(model(name, **changes), **options)
+    optimizer = torch.optim.AdamW(sharded.parameters())
+    meter = MemoryMeter(sharded, optimizer=optimizer, mode="full")
+    meter.track("buffers", sharded.gathered)
+    meter.track("gradients", sharded.full_gradients)
+    found: dict[str, Any] = {}
+    for _ in range(2):
+        with meter:
+            with meter.phase("forward"):
+                loss = mean_loss(sharded, tokens(2))
+            found["between"] = meter.held()
+            with meter.phase("backward"):
+                loss.backward()
+            found["highest"] = meter.highest
+            with meter.phase("step"):
+                optimizer.step()
+        optimizer.zero_grad()
+        found["after"] = meter.held()
+    return found | {"units": [sum(full.numel() for flat in unit.flats for full in flat.fulls) for unit in sharded.units],
+                    "tensors": len(list(sharded.parameters()))}  # fmt: skip
+
+
+class Chain(nn.Module):
+    """Square matrices of h² elements one after another: each is a block, and the root has nothing."""
+
+    def __init__(self, layers: int, h: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(h, h, bias=False) for _ in range(layers))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def chain_under_a_meter(layers: int, h: int, options: dict) -> tuple[dict, dict]:
+    """Bytes at the peak of a backward, and afterwards."""
+    sharded = FullyShardedDataParallel(Chain(layers, h).to(device.current()), **options)
+    meter = MemoryMeter(sharded, mode="full")
+    meter.track("buffers", sharded.gathered)
+    meter.track("gradients", sharded.full_gradients)
+    loss = sharded(torch.ones(1, h, device=device.current())).sum()
+    with meter, meter.phase("backward"):
+        loss.backward()
+    return meter.by_phase["backward"], meter.held()
+
+
+def bytes_sent(name: str, changes: dict, options: dict, micro_steps: int) -> list[int]:
+    """Elements of each unit, the root's first; the events of the second step have ``counted=1``."""
+    sharded = FullyShardedDataParallel(model(name, **changes), **options)
+    optimizer = torch.optim.AdamW(sharded.parameters())
+    for step in range(2):
+        with label(counted=step):
+            for k in range(micro_steps):
+                mean_loss(sharded, tokens(2, seed=k)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return [sum(full.numel() for flat in unit.flats for full in flat.fulls) for unit in sharded.units]
+
+
+# Other
+
+
+def beside_tensor_parallelism(name: str) -> Any:
+    """tp 2, dp 2, three steps, clipped: the largest difference to this rank's part of the model of one process."""
+    mesh = Mesh(tp=2, dp=2)
+    reference = model(name)
+    net = tensor_parallel.parallelize(copy.deepcopy(reference), mesh.group("tp"))
+    sharded = FullyShardedDataParallel(net, group=mesh.group("dp"))
+    ours, theirs = (torch.optim.Adam(m.parameters(), 1e-2, eps=1e-6) for m in (sharded, reference))
+    for step in range(3):
+        batch = tokens(4, seed=step)
+        mine = batch.tensor_split(2)[mesh.place(dist.get_rank())["dp"]]
+        total, count = tensor_parallel.loss(sharded(mine[:, :-1]), mine[:, 1:], reference.config.vocab,
+                                            group=mesh.group("tp"))  # fmt: skip
+        (total / count).backward()
+        mean_loss(reference, batch).backward()
+        norms = [
+            tricks.clip_grad_norm_(sharded.parameters(), 0.1),
+            nn.utils.clip_grad_norm_(reference.parameters(), 0.1),
+        ]
+        for optimizer in (ours, theirs):
+            optimizer.step()
+            optimizer.zero_grad()
+        assert abs(norms[0] - norms[1]) <= 1e-12 * norms[1]
+    worst, expected = 0.0, tensor_parallel.parallelize(reference, mesh.group("tp"))
+    for piece, want in zip(sharded.parameters(), expected.parameters(), strict=True):
+        assert mesh.group("dp") in collectives.placement(piece).sharded
+        other = [torch.empty(0, dtype=torch.float64)] * 2
+        dist.all_gather_object(other, piece.detach(), group=mesh.group("dp"))
+        worst = max(worst, ((torch.cat(other) - want.detach().view(-1)).abs().max() / want.abs().max()).item())
+    return worst
+
+
+def from_meta(name: str, changes: dict, init: Any) -> Any:
+    """(pieces, the most bytes held meanwhile, elements of the largest unit and parameter) and what one process draws."""
+    with torch.device("meta"):
+        net = Transformer(preset(name, **changes), dtype=torch.float64)
+    elements = [p.numel() for p in net.parameters()]
+    torch.manual_seed(3 + 100 * dist.get_rank())  # the values are rank 0's
+    meter = MemoryMeter(mode="full")
+    with meter:
+        sharded = FullyShardedDataParallel(net, init=init)
+    whole_net = Transformer(preset(name, **changes), dtype=torch.float64, device=device.current())
+    torch.manual_seed(3)
+    (init or (lambda m: m.reset_parameters()))(whole_net)
+    units = [sum(full.numel() for flat in unit.flats for full in flat.fulls) for unit in sharded.units]
+    return meter.peak["other"], sum(elements), max(units), pieces(sharded), whole(whole_net)
+
+
+class Table(nn.Module):
+    """A parameter in two steps, one of them later, and a buffer."""
+
+    def __init__(self, device: Any = None) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(3, 3, device=device, dtype=torch.float64) for _ in range(3))
+        self.register_buffer("scale", torch.empty(3, device=device, dtype=torch.float64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x) * self.scale
+        return x
+
+
+def in_two_passes(net: Table) -> None:
+    for layer in net.layers:
+        nn.init.orthogonal_(layer.weight)
+        nn.init.uniform_(layer.bias)
+    for layer in net.layers:
+        layer.weight.mul_(0.5)
+        layer.weight[1].copy_(layer.bias)
+    net.scale.fill_(2.0)
+
+
+def table_from_meta() -> Any:
+    net = FullyShardedDataParallel(Table(device="meta"), init=in_two_passes)
+    torch.manual_seed(0)
+    reference = Table()
+    with torch.no_grad():
+        in_two_passes(reference)
+    x = torch.ones(2, 3, dtype=torch.float64)
+    return (net(x) - reference(x)).abs().max().item()
+
+
+def left_out_on_meta() -> None:
+    FullyShardedDataParallel(Table(device="meta"))
+
+
+def half_precision() -> tuple[list[float], list[str]]:
+    """Steps in bf16 with fp32 shards, beside a loop by hand on one rank; types of what is sent."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)).to(device.current())
+    masters = copy.deepcopy(net)
+    sharded = FullyShardedDataParallel(net, blocks=[net[0]], param_dtype=torch.bfloat16)
+    ours, theirs = (torch.optim.AdamW(m.parameters(), 1e-2) for m in (sharded, masters))
+    off = []
+    for step in range(3):
+        x = torch.randn(4, 8, generator=torch.Generator().manual_seed(step)).to(device.current())
+        low = copy.deepcopy(masters).bfloat16()
+        loss = low(x.bfloat16()).float().square().mean()
+        loss.backward()
+        for master, p in zip(masters.parameters(), low.parameters(), strict=True):
+            master.grad = p.grad.float()
+        mine = sharded(x).float().square().mean()
+        mine.backward()
+        for optimizer in (ours, theirs):
+            optimizer.step()
+            optimizer.zero_grad()
+        off.append(abs(mine.item() - loss.item()))
+    assert all(p.dtype is torch.float32 for p in sharded.parameters())
+    return off
+
+
+class Fails(Odd):
+    """Raises in the middle of a forward or a backward, once."""
+
+    broken: str | None = None
+
+    def through(self, layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        if layer is self.layers[1] and self.broken == "forward":
+            raise ArithmeticError("in the middle of a forward")
+        x = layer(x)
+        if layer is self.layers[1] and self.broken == "backward":
+            x.register_hook(self._fail)
+        return x
+
+    def _fail(self, _: torch.Tensor) -> None:
+        raise ArithmeticError("in the middle of a backward")
+
+
+def after_an_error(where: str, options: dict) -> Any:
+    """Gradients of a step after one that failed; the same from one process; what a forward says in between."""
+    n, me = dist.get_world_size(), dist.get_rank()
+    net = Fails("plain").to(device.current())
+    reference = copy.deepcopy(net)
+    sharded = FullyShardedDataParallel(net, **options)
+    batch = drawn(1, 2 * n)
+    mine = batch.tensor_split(n)[me]
+    net.broken, told = where, ""
+    try:
+        sharded(mine).square().mean().backward()
+    except ArithmeticError:
+        net.broken = None
+    if where == "backward":
+        try:
+            sharded(mine)
+        except RuntimeError as error:
+            told = str(error)
+    sharded.zero_grad()
+    assert not any(t.numel() for t in (*sharded.gathered(), *sharded.full_gradients()))
+    with torch.no_grad():
+        sharded(mine)
+    sharded(mine).square().mean().backward()
+    reference(batch).square().mean().backward()
+    return told, pieces(sharded, grads=True), whole(reference, grads=True)
+
+
+def inputs_only() -> bool:
+    """`torch.autograd.grad` of the input: parameters get no gradient, and nothing stays gathered."""
+    sharded = FullyShardedDataParallel(odd("plain"))
+    x = drawn(0, 2).requires_grad_()
+    (grad,) = torch.autograd.grad(sharded(x).sum(), x)
+    (want,) = torch.autograd.grad(odd("plain")(x).sum(), x)
+    torch.testing.assert_close(grad, want)
+    return all(p.grad is None for p in sharded.parameters()) and not any(t.numel() for t in sharded.gathered())
+
+
+def refused(kind: str) -> str:
+    """What is said of a module that cannot be sharded, or was changed afterwards."""
+    net: Any = odd("plain")
+    try:
+        if kind == "wrapped":
+            FullyShardedDataParallel(FullyShardedDataParallel(net))
+        elif kind == "averaged":
+            DistributedDataParallel(net)
+            FullyShardedDataParallel(net)
+        elif kind == "no part":
+            FullyShardedDataParallel(net, blocks=[nn.Linear(1, 1)])
+        elif kind == "tensor-parallel":
+            collectives.mark(net.first.weight, sharded=(None,))
+            FullyShardedDataParallel(net)
+        elif kind == "another":
+            if dist.get_rank():
+                net.last = nn.Linear(5, 4).double()
+            FullyShardedDataParallel(net)
+        else:
+            sharded = FullyShardedDataParallel(net)
+            loss = sharded(drawn(0, 2)).sum()
+            if kind == "replaced":
+                net.last.bias = nn.Parameter(torch.zeros(3))
+            elif kind == "cast":
+                net.float()
+            elif kind == "frozen":
+                net.layers[1][0].weight.requires_grad_(False)
+            elif kind == "stepped":
+                with torch.no_grad():
+                    next(sharded.parameters()).zero_()
+                loss.backward()
+            sharded(drawn(0, 2))
+    except (TypeError, ValueError, RuntimeError) as error:
+        return str(error)
+    return ""

@@ -81,10 +81,11 @@ class Conductor:
             return
         unit.show_pieces()
         self._leaving.append(unit)
-        if not self._expect_backward(unit, inputs, outputs, waits) or not (unit.keep or in_backward()):
+        backward_comes = self._expect_backward(unit, inputs, outputs, waits)
+        if not (backward_comes and (unit.keep or in_backward())):
             unit.free()
         if not self._running and not in_backward():
-            self._end_forward()
+            self._end_forward(backward_comes)
 
     def _expect_backward(self, unit: Unit, inputs: Any, outputs: Any, waits: bool) -> bool:
         """Whether there can be a backward: the gradient of any output will announce it."""
@@ -94,10 +95,10 @@ class Conductor:
             tensor.register_hook(lambda _: self.before_backward(unit, version, waits))
         return bool(made)
 
-    def _end_forward(self) -> None:
+    def _end_forward(self, backward_comes: bool) -> None:
         """The outermost unit has ended. Units gathered ahead that did not run are freed."""
         for unit in self.units:
-            if unit not in self._leaving:
+            if unit not in self._leaving or not backward_comes:
                 unit.free()
         self._entered, self._left = list(dict.fromkeys(self._entering)), list(dict.fromkeys(self._leaving))
 

@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from labkit import collectives
 from labkit.collectives import mark, placement
+from labkit.data_parallel.reducer import in_backward
 from labkit.trace import span
 from labkit.zero.flat import Piece, cut, shard_size, starts
 from labkit.zero.room import Room
@@ -76,7 +77,7 @@ class FlatShard:
         """Fill the memory of the full parameters; returns a handle with `async_op`."""
         flat = self.gathered.open()
         flat[self._mine].copy_(self.shard)
-        with span("gather"):
+        with span("gather", phase=phase()):
             return collectives.all_gather(flat, flat[self._mine], self.group, async_op=async_op)
 
     @torch.no_grad()
@@ -109,7 +110,7 @@ class FlatShard:
         flat[self._end :].zero_()
         self.arrived.clear()
         mine = torch.empty_like(self.shard, dtype=flat.dtype)
-        with span("reduce"):
+        with span("reduce", phase="backward"):
             work = collectives.reduce_scatter(mine, flat, "avg", self.group, async_op=async_op)
         return Reduction(self, mine, work)
 
@@ -147,6 +148,11 @@ class Reduction:
         """Of all pieces, and of what is left, the padding."""
         lengths = [piece.numel() for piece in self.of.pieces]
         return [*lengths, self._mine.numel() - sum(lengths)]
+
+
+def phase() -> str:
+    """Of an event that happens now."""
+    return "backward" if in_backward() else "forward"
 
 
 def _moved(param: torch.nn.Parameter, into: torch.Tensor) -> torch.nn.Parameter:

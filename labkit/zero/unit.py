@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from labkit.trace import label, span
-from labkit.zero.flat_shard import FlatShard, Reduction
+from labkit.zero.flat_shard import FlatShard, Reduction, phase
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class Unit:
         """Have the shards alone."""
         if self.is_gathered:
             self.wait()
-            with label(unit=self.number), span("free"):
+            with label(unit=self.number), span("free", phase=phase()):
                 for flat in self.flats:
                     flat.gathered.free()
             self.is_gathered = False

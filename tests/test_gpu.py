@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import programs
+import programs_checkpoint
 import programs_context_parallel
 import programs_data_parallel
 import programs_mixed_precision
@@ -239,6 +240,9 @@ def test_two_ranks_over_nccl():
 def test_a_norm_over_ranks_that_share_a_gpu(p):
     if torch.cuda.device_count() >= 4:
         pytest.skip("each rank has a GPU: NCCL, as in the test of several GPUs")
+    for *_, norm, refused in labkit.run(programs_norm.one_that_is_not_finite, float("nan"), p, ranks=4).values[0]:
+        assert norm != norm
+        assert refused
     run = labkit.run(programs_norm.beside_data_parallelism, "tiny_gpt", {}, "sp", p, ranks=4)
     assert len({norm for norm, _ in run.values}) == 1
     assert max(off for _, off in run.values) <= 1e-12
@@ -247,7 +251,6 @@ def test_a_norm_over_ranks_that_share_a_gpu(p):
 @pytest.mark.multi_gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 def test_norms_and_scales_over_nccl():
-    """An inf and a nan too, which NCCL's maximum may treat in its own way."""
     assert len({norm for norm, _ in labkit.run(programs_norm.sharded_and_replicated, 2.0, ranks=2).values}) == 1
     for p in (2.0, float("inf")):
         assert max(labkit.run(programs_norm.stages, p, True, False, ranks=2).values) <= 29**0.5 + 1e-12
@@ -282,3 +285,19 @@ def test_cuda_in_the_kernel_does_not_reach_the_ranks():
 
 def test_the_host_does_not_see_gpu_memory_where_the_cpu_is_asked_for():
     assert labkit.run(on_device_sum, ranks=1, device="cpu").values == [("cpu", 1.0)]
+
+
+def test_checkpoints_on_a_gpu():
+    """Dropout's masks follow the GPU's stream; copies on the host are pinned; less is held for backward."""
+    equal, held = labkit.run(programs_checkpoint.on_a_gpu, ranks=1).values[0]
+    assert all(equal)
+    none, full, _, _, selective, offload = held
+    assert offload < full < selective < none
+
+
+def test_a_tensor_on_a_gpu_that_is_no_ranks_is_refused():
+    """Its random stream would not be put back: public fault 51 again."""
+    from labkit.tricks import checkpoint
+
+    with pytest.raises(ValueError, match="this rank's device is cpu"):
+        checkpoint(torch.sin, torch.ones(3, device="cuda", requires_grad=True))

@@ -106,6 +106,8 @@ class FlatBucket:
         grad, (start, size) = self.params[member].grad, self._places[member]
         if grad is None:
             return
+        if self.keep and self.gradient is not None:
+            raise RuntimeError("the gradient buffer holds the mean of the step before: call zero_grad() first")
         if grad.layout is not torch.strided:
             raise TypeError(f"the gradient of {self.names[member]} is {grad.layout}: expected a dense one; build "
                             "Embedding(sparse=False)")  # fmt: skip

@@ -27,7 +27,7 @@ from labkit.zero.state import Shard
 
 
 class ShardedOptimizer(torch.optim.Optimizer):
-    """An optimizer whose state is cut into N shards, one a rank; it averages the gradients itself.
+    """An optimizer whose state is cut into N shards, one a rank. It averages the gradients itself.
 
     1. *Backward* fills gradients on each rank. Stage 1 leaves them there; stage 2 reduce-scatters each bucket as soon
        as it is full and frees it, so that a rank keeps its shard of the mean.
@@ -187,9 +187,9 @@ class ShardedOptimizer(torch.optim.Optimizer):
         elif not all(flags) and not self._warned:
             self._warned = True
             unused = [name for name, used in zip(self._bucket_names(), flags, strict=True) if not used]
-            warnings.warn(f"{len(unused)} parameters, such as {unused[0]}, had no gradient on this rank: they bring zeros, "
-                          "on which momentum and decay act; find_unused_parameters=True leaves alone what no rank used",
-                          stacklevel=4)  # fmt: skip
+            warnings.warn(f"{len(unused)} parameters, such as {unused[0]}, had no gradient on this rank: they bring "
+                          "zeros, on which momentum and decay act; find_unused_parameters=True leaves alone what no "
+                          "rank used", stacklevel=4)  # fmt: skip
         rest = iter(flags)
         for bucket in self.buckets:
             bucket.deliver([bool(next(rest)) or not self.find_unused_parameters for _ in bucket.params])

@@ -122,7 +122,7 @@ class Block:
     def forward(self, flat: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """Args: flat: (numel), or longer: what is behind is padding. x: (rows, width). Returns: (rows, width)."""
         parts = flat[: self.numel].split([math.prod(shape) for shape in self.shapes])
-        A, a, B, b = (part.view(shape) for part, shape in zip(parts, self.shapes, strict=True))  # noqa: N806
+        A, a, B, b = (part.view(shape) for part, shape in zip(parts, self.shapes, strict=True))
         return x + torch.tanh(x @ A + a) @ B + b
 
     def backward(self, flat: torch.Tensor, x: torch.Tensor, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

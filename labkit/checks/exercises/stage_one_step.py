@@ -25,7 +25,7 @@ STATE = "state"  #: beside the parameters: bytes of the optimizer's state
 def stage_one_step(params, grads, update):
     rank, ranks = dist.get_rank(), dist.get_world_size()
     padding = (0, -len(params) % ranks)
-    flat, grads = F.pad(params, padding), F.pad(grads, padding)
+    flat, grads = (torch.nn.functional.pad(t, padding) for t in (params, grads))
     shard = flat.chunk(ranks)[rank].clone()
     grad = torch.empty_like(shard)
     dist.reduce_scatter(grad, list(grads.chunk(ranks)))
@@ -158,13 +158,12 @@ def broadcasts_each_shard(params: torch.Tensor, grads: torch.Tensor, update: Upd
     params.copy_(flat[: len(params)])
 
 
-def calls_labkits(params: torch.Tensor, grads: torch.Tensor, update: Update) -> None:
-    from labkit.zero import ShardedOptimizer
+def wraps_in_labkits(params: torch.Tensor, grads: torch.Tensor, update: Update) -> None:
+    from labkit.zero import FullyShardedDataParallel
 
-    param = torch.nn.Parameter(params)
-    param.grad = grads
-    ShardedOptimizer([param], torch.optim.Adam, betas=Adam.BETAS, eps=Adam.EPS, lr=Adam.RATE).step()
-    params.copy_(param.detach())
+    module = torch.nn.Linear(len(params), 1)
+    module.weight.data.copy_(params)
+    FullyShardedDataParallel(module)
 
 
 def _params(case: Case) -> torch.Tensor:
@@ -186,13 +185,12 @@ def call(fn: Callable[..., Any], case: Case) -> list[Backward]:
 
 
 def by_one_process(grads: list[torch.Tensor], case: Case) -> list[Backward]:
-    """Torch's own Adam on all parameters, with these gradients, in float64."""
-    params, seen = _params(case).double().requires_grad_(), []
-    adam = torch.optim.Adam([params], lr=Adam.RATE, betas=Adam.BETAS, eps=Adam.EPS)
+    """All parameters are updated at once, with these gradients, in float64."""
+    params, adam, seen = _params(case).double(), Adam(), []
     for step, grad in enumerate(grads, 1):
-        params.grad = grad.double()
-        adam.step()
-        seen.append((say("stage_one_step.after", step=step), params.detach().clone()))
+        adam.step = step
+        adam.update(params, grad.double())
+        seen.append((say("stage_one_step.after", step=step), params.clone()))
     return [taken(seen)]
 
 
@@ -261,7 +259,7 @@ EXERCISE = Exercise(
         Wrong(does_not_pad, "crashed"),
         Wrong(updates_on_rank_0, "wrong", "element 2: expected"),
         Wrong(broadcasts_each_shard, "wasteful", "collectives of a rank: 10; budget 4"),
-        Wrong(calls_labkits, "borrowed", "zero."),
+        Wrong(wraps_in_labkits, "borrowed", "zero.fully_sharded"),
     ),
     legal=nothing,
     compare=differing,

@@ -24,7 +24,7 @@ from labkit.trace import Trace
 Params = list[torch.nn.Parameter]
 Hook = Callable[[Any], None]
 HELD = "held"  #: beside the shards: the most bytes of gradients, and copies of them, that a rank held at once
-ROOM = 6  #: buckets' bytes that may be held at once, where there are twice as many
+ROOM = 6  #: buckets' bytes that may be held at once, where there are more
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Situation:
 
 SITUATIONS = (
     Situation(1), Situation(3), Situation(2, backwards=3), Situation(4, per_bucket=2, backwards=2),
-    Situation(12, width=8), Situation(12, width=8, backwards=2),
+    Situation(8, width=8), Situation(8, width=8, backwards=2),
 )  # fmt: skip
 
 
@@ -50,7 +50,7 @@ def stage_two_hook(params, shard):
         arrived.append(param)
         if len(arrived) == len(params):
             flat = torch.cat([p.grad.flatten() for p in params])
-            flat = F.pad(flat, (0, len(shard) * ranks - len(flat)))
+            flat = torch.nn.functional.pad(flat, (0, len(shard) * ranks - len(flat)))
             for p in params:
                 p.grad = None
             mine = torch.empty_like(shard)

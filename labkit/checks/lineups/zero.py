@@ -6,7 +6,6 @@ parameters lie in one flat buffer; a rank keeps the momentum, and the parameters
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -32,7 +31,7 @@ class Model(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        generator = torch.Generator().manual_seed(7)
+        generator = torch.Generator().manual_seed(4)
         shapes = {"words": (VOCAB, WIDTH), "up": (FFN, WIDTH), "down": (WIDTH, FFN), "bias": (WIDTH,)}
         for name, shape in shapes.items():
             setattr(self, name, nn.Parameter(torch.randn(shape, generator=generator)))

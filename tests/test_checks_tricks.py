@@ -179,7 +179,8 @@ def test_what_is_told_of_a_norm():
     ],
 )
 def test_what_is_told_of_segments(returned, says):
-    assert says in str(judge(EACH["choose_segments"], lambda *args: returned(segments.choose_segments(*args))))
+    own = copied("choose_segments")
+    assert says in str(labkit.check("choose_segments", lambda *args: returned(own(*args))))
 
 
 def test_what_is_told_of_accumulation():
@@ -207,13 +208,15 @@ def test_a_scaler_that_ends_early_is_told():
 
 #: What the pseudo-code of third hints says, as Python.
 PHRASES = [
-    ("·", "*"), ("⌈|⌉", ""), (r"^sharded, replicated = 0, 0, each.*", "sharded, replicated = torch.zeros(1), torch.zeros(1)"),
+    ("·", "*"), (r"^sharded, replicated = 0, 0, each.*", "sharded, replicated = torch.zeros(1), torch.zeros(1)"),
     (r"^for each gradient, in fp32:", "for grad, is_sharded in grads:"),
-    (r"add the sum of its squares to sharded, or to (\w+)", r"(sharded if is_sharded else \1).add_(grad.float().square().sum())"),
+    (r"add the sum of its squares to sharded, or to (\w+)",
+     r"(sharded if is_sharded else \1).add_(grad.float().square().sum())"),
     (r"^all-reduce (\w+) over the group", r"dist.all_reduce(\1, group=group)"),
     (r"^the root of (.*)", r"return (\1).sqrt().item()"),
     (r"^if L \* inside fits:  return", "if layers * inside <= budget: return"),
-    (r"^for c in 1 … L:", "for c in range(1, layers + 1):"), (r"longest = L / c, rounded up", "longest = -(-layers // c)"),
+    (r"^for c in 1 … L:", "for c in range(1, layers + 1):"),
+    (r"longest = L / c, rounded up", "longest = -(-layers // c)"),
     (r"if (.*) fits:  return c", r"if \1 <= budget: return c"),
     (r"^overflow = 1 if .*", "overflow = torch.tensor([float(not all(g.isfinite().all() for g in grads))])"),
     (r"^all-reduce overflow, as a maximum", "dist.all_reduce(overflow, dist.ReduceOp.MAX)"),
@@ -222,7 +225,8 @@ PHRASES = [
     (r"^if streak \+ 1 is interval:  return", "if streak + 1 == interval: return"),
     (r"^for each window of k micro-batches.*", "for window in (batches[i:i + k] for i in range(0, len(batches), k)):"),
     (r"sums = zeros in fp32, tokens = 0", "sums, tokens = [torch.zeros(p.shape) for p in params], 0"),
-    (r"for each of its micro-batches:", "for batch in window:"), (r"tokens \+ backward of it", "tokens += backward(batch)"),
+    (r"for each of its micro-batches:", "for batch in window:"),
+    (r"tokens \+ backward of it", "tokens += backward(batch)"),
     (r"sums \+ the grads, where there are any;  every grad (\w+)",
      r"[s.add_(p.grad) for s, p in zip(sums, params) if p.grad is not None]; [setattr(p, 'grad', \1) for p in params]"),
     (r"if (\w+):  step with sums / (\w+)", r"if \1: step([s / \2 for s in sums])"),

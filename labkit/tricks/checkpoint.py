@@ -101,7 +101,7 @@ class Slot:
     def __init__(self, tensor: torch.Tensor) -> None:
         root = tensor if tensor._base is None else tensor._base
         self.seen = _seen(tensor)
-        self.version = tensor._version if root.is_leaf and root.requires_grad else None
+        self.version = tensor._version if isinstance(root, torch.nn.Parameter) else None
         self.value: Callable[[], torch.Tensor] | None = None
 
     def fill(self, tensor: torch.Tensor, below: Hooks | None) -> None:

@@ -218,7 +218,7 @@ def masters(kind: int | str) -> list[tuple[str, int, torch.Tensor]]:
 def mixed_module() -> nn.ParameterDict:
     torch.manual_seed(11)
     return nn.ParameterDict({
-        "half": torch.randn(5, 3, device=device.current()).bfloat16(),
+        "narrow": torch.randn(5, 3, device=device.current()).bfloat16(),
         "wide": torch.randn(7, dtype=torch.float64, device=device.current()),
         "more": torch.randn(4, device=device.current()).bfloat16(),
     })  # fmt: skip

@@ -114,11 +114,10 @@ def check_element_wise(
         start = torch.linspace(-1, 2, 12, dtype=torch.float64, device=on)
         whole = [start.clone().view(3, 4)]
         halves = [start[:5].clone(), start[5:].clone()]
-        makers = [(tensors, optimizer_class([{**options, "params": tensors}], **defaults))
-                  for tensors in (whole, halves)]  # fmt: skip
+        first = optimizer_class([{**options, "params": whole}], **defaults)  # may refuse its options itself
         try:
-            for tensors, optimizer in makers:
-                _walk(tensors, optimizer)
+            _walk(whole, first)
+            _walk(halves, optimizer_class([{**options, "params": halves}], **defaults))
             same = torch.allclose(whole[0].view(-1), torch.cat(halves), rtol=1e-9, atol=1e-12)
         except Exception as error:
             raise ValueError(_refusal(optimizer_class, f"it cannot step on flat pieces ({error})")) from error

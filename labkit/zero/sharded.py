@@ -162,8 +162,10 @@ class ShardedOptimizer(torch.optim.Optimizer):
             RuntimeError: A parameter was replaced, moved, frozen or unfrozen since the optimizer was made.
         """
         params = [param for bucket in self.buckets for param in bucket.params]
-        if any(param.grad is not None for param in params) or not (self._moved or self._complete):
+        left = any(param.grad is not None for param in params)
+        if left or not self._complete:
             self._check_unchanged()
+        if left or not (self._moved or self._complete):
             for bucket in self.buckets:
                 for member in range(len(bucket.params)):
                     bucket.take(member)

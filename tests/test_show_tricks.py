@@ -123,6 +123,8 @@ def test_marks_stand_at_their_c(width):
     at = {cls: float(re.match(r"M([\d.]+)", nodes(figure, "path", cls, width)[0].get("d")).group(1))
           for cls in ("lk-wrong", "lk-best")}  # fmt: skip
     column = (at["lk-best"] - at["lk-wrong"]) / (sqrt(17 * 64) - 8)
+    left = min(x for x, _ in boxes.points(nodes(figure, "path", "lk-mK", width)[0].get("d")))
+    assert (at["lk-wrong"] - left) / column == pytest.approx(7.5, abs=0.06), "in the middle of its column"
     point = min(float(n.get("cx")) for n in nodes(figure, "circle", "lk-dot", width) if float(n.get("cy")) < 300)
     assert (point - at["lk-wrong"]) / column == pytest.approx(8, abs=0.05)
 
@@ -313,9 +315,10 @@ def test_the_scale_is_a_line_of_steps_on_a_logarithmic_axis():
             x = left + (n + 0.5) * column
             (y,) = {y0 for (x0, y0), (x1, y1) in pairwise(points) if y0 == y1 and x0 < x < x1}
             if n == 1:
-                unit = points[0][1] - y
+                unit = y - points[0][1]
+                assert unit > 5, "step 1 has half the scale of step 0"
             if unit:
-                assert y - points[0][1] == pytest.approx((log2(scale) - 18) * unit, abs=0.3)
+                assert y - points[0][1] == pytest.approx((18 - log2(scale)) * unit, abs=0.3)
 
 
 def test_every_rank_shows_what_it_did_with_a_skipped_step():

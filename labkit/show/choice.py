@@ -83,7 +83,7 @@ def _without_style(html: str) -> str:
 def _rules(count: int) -> str:
     """A figure that is not chosen is not shown."""
     return "".join(
-        f".lk-choice:has(label:nth-of-type({n}) :checked)>.lk-panel:not(.lk-p{n}){{display:none}}"
+        f".lk-choice>form:has(label:nth-of-type({n}) :checked)~.lk-panel:not(.lk-p{n}){{display:none}}"
         for n in range(1, count + 1)
     )
 

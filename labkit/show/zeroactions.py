@@ -76,7 +76,7 @@ class _Line:
 
     def actions(self) -> Iterator[tuple[int, Action]]:
         """(number of the event with which it was asked for, action); a reduce-scatter begins and ends."""
-        backwards = {e.index: e.index for e in self.events if e.kind == "span" and e.phase == "backward"}
+        backwards = {e.index: e.index for e in self.events if e.kind == "span" and self._is_backward(e)}
         for e in self.events:
             column = column_of(e)
             if column is None:
@@ -104,6 +104,10 @@ class _Line:
             yield Action("late" if late else "reduced", column, phase, nbytes)
         elif kind is not None:
             yield Action(kind, column, phase, nbytes)
+
+    def _is_backward(self, e: Event) -> bool:
+        """Whether it is a whole backward, no part of one."""
+        return e.phase == "backward" and not column_of(e) and all(o.phase != "backward" for o in self._around(e))
 
     def _around(self, e: Event) -> Iterator[Event]:
         """What holds an event, from the inside."""
@@ -146,11 +150,9 @@ def _in_order(asked: Sequence[tuple[int, Action]]) -> list[Action]:
     order: list[Action] = []
     late: list[Action] = []
     for _, action in sorted(asked, key=lambda pair: pair[0]):
-        if late and action.kind in ("reduce", "backward") and action.column != late[-1].column:
-            order += late
-            late = []
         last = order[-1] if order else Action("", None, "")
         reduced = [a.column for a in late or [last] if a.kind == "reduced"]
+        over = late if action.kind in ("reduce", "backward") and action.column not in reduced else []
         if action.kind == "late":
             late = [_together(late, replace(action, kind="reduced"))]
         elif (last.kind, last.column) == (action.kind, action.column):
@@ -158,9 +160,11 @@ def _in_order(asked: Sequence[tuple[int, Action]]) -> list[Action]:
         elif action.kind == "reduce" and action.column in reduced:
             continue  # its second piece
         elif action.kind == "reduce" and (last.kind, last.column) == ("free", action.column):
-            order.insert(len(order) - 1, action)
+            order[-1:] = [action, last, *over]
         else:
-            order.append(action)
+            order += [*over, action]
+        if over:
+            late = []
     return order + late
 
 

@@ -172,8 +172,9 @@ def read(name: str, trace: Trace, units: Mapping[int | str, ZeroUnit]) -> Play:
             if number in row:
                 _apply(row, number, columns, held[rank])
                 sent[rank][row[number].operation] += row[number].nbytes
-        first = next(row[number] for row in rows if number in row)
-        moments.append(Moment(first, _frozen(held), tuple(dict(row) for row in sent)))
+        first, now = next(row[number] for row in rows if number in row), _frozen(held)
+        if first.column is not None or now != moments[-1].cells:  # the end of backward need not change anything
+            moments.append(Moment(first, now, tuple(dict(row) for row in sent)))
     return Play(name, trace.ranks, columns, tuple(units[c.label] for c in columns), tuple(moments), trace.paced)
 
 
@@ -220,7 +221,7 @@ def _apply(row: Row, number: tuple, columns: Sequence[Column], held: list[list[i
     action = row[number]
     if action.column is None:  # backward is over: what is reduced later, and was not before, is there
         later = list(row)[list(row).index(number) :]
-        waiting = {row[n].column for n in later if row[n].kind in ("reduce", "all_reduce")}
+        waiting = {row[n].column for n in later if row[n].kind == "reduce" and row[n].phase != "backward"}
         for column, cell in zip(columns, held, strict=True):
             cell[1] = FULL if column in waiting else cell[1]
         return

@@ -132,7 +132,7 @@ class View:
         boxes = "".join(box(*place) for place in places if place[2])
         marks = "".join(box(*places[rank]) for rank in fresh)
         words = [
-            el("text", letter, x=x + wide / 2, y=y + 12.5, class_="lk-big" if state == FULL else None)
+            text(x + wide / 2, y + 12.5, letter, 12, "middle", "lk-in lk-big" if state == FULL else "lk-in")
             for (x, y, wide), state in zip(places, held, strict=True)
             if state == FULL or (state == SHARD and not self.tagged)
         ]
@@ -144,7 +144,6 @@ class View:
             el("path", d=marks, class_="lk-fresh") if marks else "",
             *words,
             class_=f"lk-part lk-m{letter} lk-bits",
-            font_size=12,
         )
 
     def _place(self, column: int, letter: str, rank: int, state: int) -> tuple[float, float, float]:
@@ -154,7 +153,10 @@ class View:
 
     def _cuts(self, x: float, y: float) -> str:
         """Where a full bar is cut into shards: notches, so that its letter stays free."""
-        return "".join(f"M{num(x + self.piece * n)} {num(y)}v3m0 {BAR - 6}v3" for n in range(1, self.play.ranks))
+        return "".join(
+            f"M{num(x + self.piece * n)} {num(y)}v3M{num(x + self.piece * n)} {num(y + BAR - 3)}v3"
+            for n in range(1, self.play.ranks)
+        )
 
     def _slots(self) -> str:
         """The outline of every bar, filled or not."""

@@ -94,8 +94,8 @@ def whoever_has_no_gradient() -> tuple[float, float]:
 
 
 def by_narrow_types(dtype: torch.dtype) -> float:
-    """256 elements of 300: each square is above what fp16 holds, and the sum above bf16's 8 bits."""
-    return total_norm([(torch.full((256,), 300.0, dtype=dtype, device=device.current()), Placement((None,)))]).item()
+    """On each rank 255 elements of 9984: their norm is above what fp16 holds, and between two numbers of bf16."""
+    return total_norm([(torch.full((255,), 9984.0, dtype=dtype, device=device.current()), Placement((None,)))]).item()
 
 
 def at_random(seeds: range) -> float:

@@ -265,7 +265,7 @@ def factor(name: str, tp: int, dp: int) -> torch.Tensor:
 
 def no_garbage(kind: int | str) -> float:
     """Fresh memory is nan, so that padding would show: the norm, against torch's of the mean."""
-    torch.use_deterministic_algorithms(True)  # fills what `torch.empty` makes
+    torch.use_deterministic_algorithms(True, warn_only=True)  # fills what `torch.empty` makes
     try:
         net, reference = Odd(torch.float64), Odd(torch.float64)
         optimizer = made(kind, net, torch.optim.SGD, bucket_cap_mb=TINY, lr=0.1)

@@ -10,6 +10,7 @@ import programs_mixed_precision
 import programs_norm
 import programs_pipeline
 import programs_tensor_parallel
+import programs_zero
 import pytest
 import torch
 
@@ -138,6 +139,49 @@ def test_tensor_parallel_steps(ranks, how):
 def test_ring_attention(ranks, causal):
     run = labkit.run(programs_context_parallel.ring, "zigzag", causal, 2, 4, ranks=ranks)
     assert max(off for off, _ in run.values) <= 1e-12
+
+
+@pytest.mark.parametrize("ranks", [1, 4], ids=["nccl", "gloo"])
+@pytest.mark.parametrize("kind", [1, 2, "distributed"])
+def test_sharded_optimizers(ranks, kind):
+    """ZeRO 1 and 2, and the distributed optimizer; what lies in fresh memory would show as nan."""
+    if ranks > 1 and torch.cuda.device_count() >= ranks:
+        pytest.skip("each rank has a GPU: NCCL, as in the test of several GPUs")
+    options = {"cap": 0.002, "micro_steps": 2, "grouped": True, "clip": 0.3}
+    run = labkit.run(programs_zero.against_one_process, kind, "tiny_gpt", {"layers": 4}, ranks=ranks, **options)
+    assert max(off for off, _ in run.values) <= 1e-12
+    assert max(labkit.run(programs_zero.no_garbage, kind, ranks=ranks).values) <= 1e-12
+
+
+@pytest.mark.multi_gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+@pytest.mark.parametrize("kind", [1, 2, "distributed"])
+def test_sharded_optimizers_over_nccl(kind):
+    run = labkit.run(programs_zero.against_one_process, kind, "tiny_gpt", {"layers": 4}, 0.002, 2, ranks=2)
+    assert max(off for off, _ in run.values) <= 1e-12
+
+
+def memory_of_a_step(kind):
+    """The allocator's bytes that two steps of AdamW leave, and the most they had, beside the formula's."""
+    from labkit import device
+    from labkit.memory import MemoryMeter
+
+    net = torch.nn.Linear(4096, 4096, bias=False, device=device.current())
+    optimizer = programs_zero.made(kind, net, lr=1e-3)
+    meter = MemoryMeter(net, optimizer=optimizer)
+    for _ in range(2):
+        optimizer.zero_grad()
+        net(torch.ones(1, 4096, device=device.current())).sum().backward()
+        optimizer.step()
+    torch.cuda.synchronize()
+    return sum(meter.held().values()), device.memory()["allocated"], device.memory()["allocated_peak"]
+
+
+@pytest.mark.parametrize("kind", [1, 2, "distributed"])
+def test_the_allocator_holds_what_the_meter_counts(kind):
+    for counted, allocated, peak in labkit.run(memory_of_a_step, kind, ranks=1).values:
+        assert 0 <= allocated - counted < 3 * 2**24  # blocks, and cuBLAS's work space: less than one matrix
+        assert peak >= allocated
 
 
 def fused_attention():

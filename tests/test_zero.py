@@ -271,7 +271,8 @@ def test_the_peak_of_gradients_has_names(kind, micro_steps):
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("cap", [TINY, 25])
 @pytest.mark.parametrize(("kind", "micro_steps", "quiet", "scatters"), [
-    (1, 1, False, 1), (1, 4, False, 1), (2, 1, False, 1), (2, 4, False, 4), (2, 4, True, 1), ("distributed", 4, False, 1),
+    (1, 1, False, 1), (1, 4, False, 1), (2, 1, False, 1), (2, 4, False, 4), (2, 4, True, 1),
+    ("distributed", 4, False, 1),
 ])  # fmt: skip
 def test_bytes_sent_are_those_of_the_formula(kind, micro_steps, quiet, scatters, cap, ranks):
     """Faults 36 and 37: 2Ψ(N−1)/N each rank, at stage 2 with k micro-steps (k+1)Ψ(N−1)/N; Ψ with the padding."""

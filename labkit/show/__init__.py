@@ -6,6 +6,8 @@ how fast messages of each size go; `memory` who holds which bytes, `memory_setti
 `memory_timeline` one event after another; `buckets` what backward hides of the reductions; `layer` a layer that ranks
 share, and where they send; `tiles` the matrix of attention, tile by tile; `timeline` what each rank of a pipeline does
 when, and `builder` a grid on which to build such a schedule; `zero` what each rank has of each layer under ZeRO.
+`segments` is what checkpoints hold for each number of segments; `floats` which numbers fp32, bf16 and fp16 have;
+`loss_scale` how a run's scale grew and fell; `norm` which groups each part of a norm crosses.
 
     labkit.show.trace(run.trace)
     labkit.show.predict("ring-bytes", "How many bytes does each rank send?", unit="B")

@@ -255,6 +255,7 @@ def test_what_was_gathered_and_kept_is_told_by_its_bytes():
     assert "blocks: 8, each of 337 parameters" in str(verdict)
 
 
+@pytest.mark.soak  # the import takes seconds
 def test_importing_torchs_sharding_borrows_nothing():
     """Some of torch's modules import it for themselves."""
     own = inspect.getsource(cut.flat_shards).replace(

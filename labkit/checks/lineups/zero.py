@@ -6,6 +6,7 @@ parameters lie in one flat buffer; a rank keeps the momentum, and the parameters
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -28,6 +29,11 @@ LEFT = 3.0
 
 class Model(nn.Module):
     """A layer between words and head. It keeps what its training is told by."""
+
+    words: nn.Parameter
+    up: nn.Parameter
+    down: nn.Parameter
+    bias: nn.Parameter
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,13 +62,13 @@ class Model(nn.Module):
         self.held = sum(t.nbytes for t in held)
 
 
-def flat(tensors: list[torch.Tensor]) -> torch.Tensor:
+def flat(tensors: Iterable[Any]) -> torch.Tensor:
     """One after the other, and zeros up to a multiple of N."""
     joined = torch.cat([t.detach().flatten() for t in tensors])
     return F.pad(joined, (0, -len(joined) % dist.get_world_size()))
 
 
-def pieces(whole: torch.Tensor, like: list[torch.Tensor]) -> list[torch.Tensor]:
+def pieces(whole: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """What lies in a flat buffer, without its padding."""
     sizes = [t.numel() for t in like]
     return [piece.view_as(t) for piece, t in zip(whole[: sum(sizes)].split(sizes), like, strict=True)]
@@ -167,7 +173,7 @@ def d(model: Model, batches: list[torch.Tensor]) -> None:
     for tokens in batches:
         model.loss(tokens).backward()
         for p, piece in zip(params, pieces(buffer, params), strict=True):
-            piece.copy_(p.grad)
+            piece.copy_(p.grad)  # type: ignore[arg-type]
         reduce_scatter(grad, buffer, op="avg", algorithm="ring")
         square = grad.square().sum()
         all_reduce(square, algorithm="ring")

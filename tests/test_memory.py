@@ -6,6 +6,7 @@ import copy
 import gc
 import threading
 import weakref
+from collections import OrderedDict
 from contextlib import nullcontext
 
 import programs_memory as programs
@@ -690,6 +691,39 @@ def test_each_rank_has_a_meter_of_its_own(mode):
 
 
 # Mistakes
+
+
+class OfShards(torch.optim.SGD):
+    """Keeps a master and gradients of its own, as sharded optimizers do."""
+
+    def __init__(self, params):
+        super().__init__(params, lr=1.0)
+        self.own = {"master": torch.zeros(10), "gradients": torch.zeros(3)}
+        self.hooks = OrderedDict()
+
+    def held(self):
+        yield from self.own.items()
+
+    def register_gradient_hook(self, hook):
+        handle = torch.utils.hooks.RemovableHandle(self.hooks)
+        self.hooks[handle.id] = hook
+        return handle
+
+
+@both_modes
+def test_an_optimizer_says_what_else_it_holds(mode):
+    model = small()
+    optimizer = OfShards(model.parameters())
+    meter = MemoryMeter(model, optimizer=optimizer, mode=mode)
+    with meter:
+        gone = torch.zeros(100)
+        for hook in optimizer.hooks.values():
+            hook(gone)
+        del gone
+    assert meter.held()["master"] == 40
+    assert meter.held()["gradients"] == 12
+    assert meter.highest["gradients"] == 12 + 400
+    assert not optimizer.hooks
 
 
 @pytest.mark.parametrize(

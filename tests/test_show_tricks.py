@@ -406,6 +406,8 @@ def test_brackets_join_the_ranks_of_a_group(width):
     for node, rows in ((counted, (0, 2)), (copy, (1, 3))):
         ys = sorted({y for _, y in boxes.points(node.get("d"))})
         assert ys == pytest.approx([middles[r] for r in rows], abs=0.1)
+        (line,) = re.findall(r"M[\d.]+ ([\d.]+)V([\d.]+)", node.get("d"))
+        assert [float(y) for y in line] == pytest.approx([middles[r] for r in rows], abs=0.1)
 
 
 # The pictures as a whole

@@ -61,7 +61,7 @@ def stage_two_hook(params, shard):
     return ready
 
 
-def _when_full(params: Params, do: Callable[[], None], count: int | None = None) -> Hook:
+def _when_full(params: Params, do: Callable[[], Any], count: int | None = None) -> Hook:
     """A hook that calls `do` each time that so many of the gradients are there, by default all."""
     arrived: Params = []
 

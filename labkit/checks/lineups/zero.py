@@ -237,7 +237,7 @@ def budget(case: Case) -> list[Cost]:
 
 def losses(case: Case, values: list[list[Backward]], wanted: list[list[Backward]]) -> str:
     have, want = ([_mean_loss(of, step) for step in range(STEPS)] for of in (values, wanted))
-    return _beside(have, want, 3)
+    return _beside(have, want)
 
 
 def _mean_loss(of_ranks: list[list[Backward]], step: int) -> float:
@@ -245,11 +245,12 @@ def _mean_loss(of_ranks: list[list[Backward]], step: int) -> float:
 
 
 def first_norm(case: Case, values: list[list[Backward]], wanted: list[list[Backward]]) -> str:
-    return _beside(*((of[0][0]["norms"] or [])[:1] for of in (values, wanted)), 3)
+    have, want = ((of[0][0]["norms"] or [])[:1] for of in (values, wanted))
+    return _beside(have, want)
 
 
-def _beside(have: list[float], want: list[float], digits: int) -> str:
-    told, right = (" → ".join(f"{number:.{digits}f}" for number in of) for of in (have, want))
+def _beside(have: list[float], want: list[float]) -> str:
+    told, right = (" → ".join(f"{number:.3f}" for number in of) for of in (have, want))
     return say("lineup_07.same", have=told) if near(have, want) else say("lineup_07.differs", have=told, want=right)
 
 

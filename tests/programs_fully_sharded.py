@@ -72,6 +72,19 @@ def ten_steps(name: str, changes: dict, options: dict, micro_steps: int = 1, cli
     return losses, pieces(sharded), whole(reference)
 
 
+def distance(values: list[Any]) -> float:
+    """Losses, their mean over ranks, and parameters, put together from the ranks' pieces: relative to one process."""
+    worst = 0.0
+    for step in range(len(values[0][0])):
+        ours, theirs = sum(losses[step][0] for losses, _, _ in values) / len(values), values[0][0][step][1]
+        worst = max(worst, abs(ours - theirs) / abs(theirs))
+    for name, want in values[0][2].items():
+        together = torch.cat([pieces[name] for _, pieces, _ in values])
+        assert together.numel() == want.numel(), name
+        worst = max(worst, ((together - want.view(-1)).abs().max() / want.abs().max()).item())
+    return worst
+
+
 # Modules of all sorts
 
 
@@ -229,8 +242,8 @@ def bytes_held(name: str, changes: dict, options: dict) -> dict[str, Any]:
                 optimizer.step()
         optimizer.zero_grad()
         found["after"] = meter.held()
-    return found | {"units": [sum(full.numel() for flat in unit.flats for full in flat.fulls) for unit in sharded.units],
-                    "tensors": len(list(sharded.parameters()))}  # fmt: skip
+    found["units"] = [sum(full.numel() for flat in unit.flats for full in flat.fulls) for unit in sharded.units]
+    return found | {"pieces": [p.numel() for p in sharded.parameters()]}
 
 
 class Chain(nn.Module):
@@ -274,6 +287,27 @@ def bytes_sent(name: str, changes: dict, options: dict, micro_steps: int) -> lis
 # Other
 
 
+def beside_torch() -> float:
+    """Three steps of Adam under torch's FSDP2 and under ours: the largest difference of the losses."""
+    from torch.distributed.fsdp import fully_shard
+
+    net = model("tiny_llama", layers=3)
+    theirs = copy.deepcopy(net)
+    for part in (*theirs.blocks, theirs):
+        fully_shard(part)
+    ours, worst = FullyShardedDataParallel(net), 0.0
+    optimizers = [torch.optim.Adam(m.parameters(), 1e-2) for m in (ours, theirs)]
+    for step in range(3):
+        batch = tokens(2, seed=10 * step + dist.get_rank())
+        losses = [mean_loss(m, batch) for m in (ours, theirs)]
+        for loss, optimizer in zip(losses, optimizers, strict=True):
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        worst = max(worst, abs(losses[0] / losses[1] - 1).item())
+    return worst
+
+
 def beside_tensor_parallelism(name: str) -> Any:
     """tp 2, dp 2, three steps, clipped: the largest difference to this rank's part of the model of one process."""
     mesh = Mesh(tp=2, dp=2)
@@ -288,10 +322,8 @@ def beside_tensor_parallelism(name: str) -> Any:
                                             group=mesh.group("tp"))  # fmt: skip
         (total / count).backward()
         mean_loss(reference, batch).backward()
-        norms = [
-            tricks.clip_grad_norm_(sharded.parameters(), 0.1),
-            nn.utils.clip_grad_norm_(reference.parameters(), 0.1),
-        ]
+        clips = (tricks.clip_grad_norm_, sharded), (nn.utils.clip_grad_norm_, reference)
+        norms = [clip(m.parameters(), 0.1) for clip, m in clips]
         for optimizer in (ours, theirs):
             optimizer.step()
             optimizer.zero_grad()
@@ -306,7 +338,7 @@ def beside_tensor_parallelism(name: str) -> Any:
 
 
 def from_meta(name: str, changes: dict, init: Any) -> Any:
-    """(pieces, the most bytes held meanwhile, elements of the largest unit and parameter) and what one process draws."""
+    """The most bytes held meanwhile, elements of the model and its largest unit, pieces; and what one process draws."""
     with torch.device("meta"):
         net = Transformer(preset(name, **changes), dtype=torch.float64)
     elements = [p.numel() for p in net.parameters()]
@@ -337,7 +369,7 @@ class Table(nn.Module):
 
 def in_two_passes(net: Table) -> None:
     for layer in net.layers:
-        nn.init.orthogonal_(layer.weight)
+        nn.init.kaiming_normal_(layer.weight)
         nn.init.uniform_(layer.bias)
     for layer in net.layers:
         layer.weight.mul_(0.5)
@@ -346,17 +378,23 @@ def in_two_passes(net: Table) -> None:
 
 
 def table_from_meta() -> Any:
-    net = FullyShardedDataParallel(Table(device="meta"), init=in_two_passes)
     torch.manual_seed(0)
+    net = FullyShardedDataParallel(Table(device="meta"), init=in_two_passes)
     reference = Table()
+    torch.manual_seed(0)
     with torch.no_grad():
         in_two_passes(reference)
     x = torch.ones(2, 3, dtype=torch.float64)
     return (net(x) - reference(x)).abs().max().item()
 
 
-def left_out_on_meta() -> None:
-    FullyShardedDataParallel(Table(device="meta"))
+def on_nothing(net: Table) -> None:
+    nn.init.orthogonal_(net.layers[0].weight)
+    net.layers[0].weight.mul_(0.5)
+
+
+def left_out_on_meta(init: Any) -> None:
+    FullyShardedDataParallel(Table(device="meta"), init=init)
 
 
 def half_precision() -> tuple[list[float], list[str]]:
@@ -445,8 +483,8 @@ def refused(kind: str) -> str:
         if kind == "wrapped":
             FullyShardedDataParallel(FullyShardedDataParallel(net))
         elif kind == "averaged":
-            DistributedDataParallel(net)
-            FullyShardedDataParallel(net)
+            other = DistributedDataParallel(net)
+            FullyShardedDataParallel(other.module)
         elif kind == "no part":
             FullyShardedDataParallel(net, blocks=[nn.Linear(1, 1)])
         elif kind == "tensor-parallel":
@@ -473,3 +511,36 @@ def refused(kind: str) -> str:
     except (TypeError, ValueError, RuntimeError) as error:
         return str(error)
     return ""
+
+
+# On CUDA
+
+
+def allocated(layers: int, h: int, ahead: int) -> tuple[int, int, int]:
+    """The allocator's bytes before a forward, its peak in it, and the bytes of a block."""
+    sharded = FullyShardedDataParallel(Chain(layers, h).to(device.current()), prefetch=ahead)
+    x = torch.ones(1, h, device=device.current())
+    with torch.no_grad():
+        sharded(x)  # cuBLAS takes its work space
+        device.synchronize()
+        before = device.memory()["allocated"]
+        torch.cuda.reset_peak_memory_stats()
+        sharded(x)
+    device.synchronize()
+    return before, device.memory()["allocated_peak"], 4 * h * h
+
+
+def kernels_of_a_step() -> tuple[list, list]:
+    """(start, end) of NCCL's all-gathers and of matrix products."""
+    from torch.profiler import ProfilerActivity, profile
+
+    sharded = FullyShardedDataParallel(Chain(8, 4096).to(device.current()))
+    x = torch.ones(4096, 4096, device=device.current())
+    sharded(x).sum().backward()
+    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+        sharded(x).sum().backward()
+        device.synchronize()
+    kernels = [(e.name.lower(), e.time_range.start, e.time_range.end) for e in profiled.events()]
+    gathers = [k[1:] for k in kernels if "nccl" in k[0] and "allgather" in k[0]]
+    products = [k[1:] for k in kernels if "gemm" in k[0] or "nvjet" in k[0] or "cutlass" in k[0]]
+    return gathers, products

@@ -2,26 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import programs_fully_sharded as programs
 import pytest
 import torch
 
 import labkit
-
-
-def distance(values: list[Any]) -> float:
-    """Losses, their mean over ranks, and parameters, put together from the ranks' pieces: relative to one process."""
-    worst = 0.0
-    for step in range(len(values[0][0])):
-        ours, theirs = sum(losses[step][0] for losses, _, _ in values) / len(values), values[0][0][step][1]
-        worst = max(worst, abs(ours - theirs) / abs(theirs))
-    for name, want in values[0][2].items():
-        together = torch.cat([pieces[name] for _, pieces, _ in values])
-        assert together.numel() == want.numel(), name
-        worst = max(worst, ((together - want.view(-1)).abs().max() / want.abs().max()).item())
-    return worst
 
 
 @pytest.mark.parametrize(
@@ -38,7 +23,7 @@ def distance(values: list[Any]) -> float:
 )
 def test_ten_steps_are_those_of_one_process(ranks, name, changes, options, micro_steps, clip):
     run = labkit.run(programs.ten_steps, name, changes, options, micro_steps, clip, ranks=ranks)
-    assert distance(run.values) <= 1e-12
+    assert programs.distance(run.values) <= 1e-12
     assert not run.leftovers
 
 
@@ -49,23 +34,25 @@ KINDS = ["plain", "frozen", "frozen-first", "mixed", "tied", "twice", "two-forwa
 @pytest.mark.parametrize(
     ("kind", "options"),
     [(kind, {}) for kind in KINDS]
-    + [(kind, {"prefetch": 0}) for kind in ("frozen", "unused", "nested")]
-    + [(kind, {"keep_after_forward": True}) for kind in ("frozen", "twice", "two-forwards", "inner-checkpoint")],
+    + [(kind, {"prefetch": 0}) for kind in ("frozen", "unused")]
+    + [(kind, {"keep_after_forward": True}) for kind in ("twice", "two-forwards", "inner-checkpoint")],
     ids=str,
 )
 def test_modules_of_all_sorts(kind, options):
     run = labkit.run(programs.of_all_sorts, kind, options, ranks=3)
-    assert distance(run.values) <= (1e-6 if kind == "mixed" else 1e-12)
+    assert programs.distance(run.values) <= (1e-6 if kind == "mixed" else 1e-12)
     assert not run.leftovers
 
 
+def test_the_losses_of_torchs_fsdp2():
+    assert max(labkit.run(programs.beside_torch, ranks=2).values) <= 1e-12
+
+
 def test_with_tensor_parallelism_inside():
-    for name in ("tiny_gpt", "tiny_llama"):
-        assert max(labkit.run(programs.beside_tensor_parallelism, name, ranks=4).values) <= 1e-12
+    assert max(labkit.run(programs.beside_tensor_parallelism, "tiny_gpt", ranks=4).values) <= 1e-12
 
 
-@pytest.mark.parametrize("ahead", [0, 1])
-@pytest.mark.parametrize("ranks", [3, 4])
+@pytest.mark.parametrize(("ranks", "ahead"), [(4, 0), (3, 1)])
 def test_bytes_held(ranks, ahead):
     """Fault 42: shards, and of full parameters and gradients the root's and those of one unit, with prefetch two."""
     run = labkit.run(programs.bytes_held, "tiny_gpt", {"layers": 4}, {"prefetch": ahead}, ranks=ranks)
@@ -75,7 +62,8 @@ def test_bytes_held(ranks, ahead):
         for when, gradients in (("between", 0), ("after", 0), ("highest", max(root + (1 + ahead) * block, shards))):
             of = held[when]
             assert (of["parameters"], of["gradients"]) == (shards, gradients)
-            assert (of["optimizer"], of["steps"]) == (2 * shards, 4 * held["tensors"])
+            # The optimizer's state has no padding.
+            assert (of["optimizer"], of["steps"]) == (2 * 8 * sum(held["pieces"]), 4 * len(held["pieces"]))
             assert of["buffers"] == (root + (1 + ahead) * block if when == "highest" else 0)
 
 
@@ -121,8 +109,8 @@ def test_what_a_picture_is_drawn_from():
     """Labels and spans: who is gathered, freed and reduced, in this order on all ranks; the next one ahead."""
     run = labkit.run(programs.bytes_sent, "tiny_gpt", {}, {}, 1, ranks=2)
     for rank in range(2):
-        told = [(e.name, e.labels["unit"], e.phase) for e in run.trace.of(rank)
-                if e.kind == "span" and e.labels.get("counted") == 1 and e.name in ("gather", "free", "reduce")]  # fmt: skip
+        spans = [e for e in run.trace.of(rank) if e.kind == "span" and e.labels.get("counted") == 1]
+        told = [(e.name, e.labels["unit"], e.phase) for e in spans if e.name in ("gather", "free", "reduce")]
         assert told == [
             ("gather", -1, "forward"), ("gather", 0, "forward"), ("gather", 1, "forward"),
             ("free", 0, "forward"), ("free", 1, "forward"), ("free", -1, "forward"),
@@ -136,7 +124,7 @@ def test_what_a_picture_is_drawn_from():
 def test_tied_weights_are_one():
     """Fault 39: embedding and head are one parameter, one shard, counted once; its gradient has both parts."""
     run = labkit.run(programs.ten_steps, "tiny_gpt", {"tied": True}, {}, ranks=2)
-    assert distance(run.values) <= 1e-12
+    assert programs.distance(run.values) <= 1e-12
     names = set(run.values[0][1])
     assert "token_embedding.weight" in names
     assert "head.weight" not in names
@@ -156,7 +144,9 @@ def test_a_model_from_meta(name, tied):
 def test_an_initialisation_that_comes_back():
     assert labkit.run(programs.table_from_meta, ranks=3).values == [0.0] * 3
     with pytest.raises(labkit.RankError, match=r"scale was built on the meta device and nothing has initialised it"):
-        labkit.run(programs.left_out_on_meta, ranks=2)
+        labkit.run(programs.left_out_on_meta, None, ranks=2)
+    with pytest.raises(labkit.RankError, match=r"layers.0.weight was built on the meta device and is not wholly"):
+        labkit.run(programs.left_out_on_meta, programs.on_nothing, ranks=2)
 
 
 def test_sixteen_bits_with_shards_of_thirty_two():
@@ -171,8 +161,8 @@ def test_sixteen_bits_with_shards_of_thirty_two():
 @pytest.mark.parametrize("options", [{}, {"keep_after_forward": True, "prefetch": 0}], ids=["ahead", "kept"])
 def test_a_step_after_one_that_failed(where, options):
     run = labkit.run(programs.after_an_error, where, options, ranks=2)
-    for told, _, _ in run.values:
-        assert ("cut short" in told) == (where == "backward")
+    for told, _, _ in run.values:  # ahead: the one reduction was under way, and could be dropped
+        assert ("cut short" in told) == (where == "backward" and "prefetch" in options)
     for name, want in run.values[0][2].items():
         together = torch.cat([grads[name] for _, grads, _ in run.values])
         torch.testing.assert_close(together, want.view(-1), rtol=1e-12, atol=1e-15)

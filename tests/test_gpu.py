@@ -6,6 +6,7 @@ import programs
 import programs_checkpoint
 import programs_context_parallel
 import programs_data_parallel
+import programs_fully_sharded
 import programs_mixed_precision
 import programs_norm
 import programs_pipeline
@@ -182,6 +183,33 @@ def test_the_allocator_holds_what_the_meter_counts(kind):
     for counted, allocated, peak in labkit.run(memory_of_a_step, kind, ranks=1).values:
         assert 0 <= allocated - counted < 3 * 2**24  # blocks, and cuBLAS's work space: less than one matrix
         assert peak >= allocated
+
+
+@pytest.mark.parametrize("ranks", [1, 4], ids=["nccl", "gloo"])
+@pytest.mark.parametrize("options", [{}, {"prefetch": 0}, {"keep_after_forward": True}], ids=str)
+def test_stage_three(ranks, options):
+    if ranks > 1 and torch.cuda.device_count() >= ranks:
+        pytest.skip("each rank has a GPU: NCCL, as in the test of several GPUs")
+    run = labkit.run(programs_fully_sharded.ten_steps, "tiny_gpt", {"layers": 4}, options, 2, 0.1, ranks=ranks)
+    assert programs_fully_sharded.distance(run.values) <= 1e-12
+    run = labkit.run(programs_fully_sharded.of_all_sorts, "frozen", options, ranks=ranks)
+    assert programs_fully_sharded.distance(run.values) <= 1e-12
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_the_allocators_peak_at_stage_three(ahead):
+    """Above its shards a forward has one gathered block, with prefetch two; of eight."""
+    ((before, peak, block),) = labkit.run(programs_fully_sharded.allocated, 8, 2048, ahead, ranks=1).values
+    assert (1 + ahead) * block <= peak - before < (2 + ahead) * block
+
+
+@pytest.mark.multi_gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_the_next_block_is_gathered_beside_the_computation():
+    run = labkit.run(programs_fully_sharded.ten_steps, "tiny_gpt", {"layers": 4}, {}, 2, 0.1, ranks=2)
+    assert programs_fully_sharded.distance(run.values) <= 1e-12
+    for gathers, products in labkit.run(programs_fully_sharded.kernels_of_a_step, ranks=2).values:
+        assert [(a, b) for a in gathers for b in products if max(a[0], b[0]) < min(a[1], b[1])]
 
 
 def fused_attention():

@@ -20,7 +20,8 @@ class Materialising(TorchDispatchMode):
 
     The first operation that reads or writes a parameter makes it real; the first one that needs another parameter
     leaves of it what lies in this rank's shard. If the initialisation comes back to a parameter it is gathered. All
-    ranks do the same, and the values are those of the group's rank 0.
+    ranks do the same, and the values are those of the group's rank 0. What nobody has written is nan, and refused:
+    some of `torch.nn.init` (trunc_normal_, orthogonal_, sparse_, dirac_) does nothing to a meta tensor.
 
     Args:
         homes: Key of each meta parameter (`key`) → where its values go.
@@ -67,7 +68,8 @@ class Materialising(TorchDispatchMode):
         if of not in self._real:
             unit, flat, index = self._homes[of]
             full = flat.fulls[index]
-            self._real[of] = torch.empty(full.numel(), dtype=flat.shard.dtype, device=self._device)
+            nothing_yet = float("nan") if flat.shard.dtype.is_floating_point else 0
+            self._real[of] = torch.full((full.numel(),), nothing_yet, dtype=flat.shard.dtype, device=self._device)
             if of in self.touched:
                 unit.gather()
                 self._real[of].copy_(full.detach().view(-1))
@@ -80,6 +82,11 @@ class Materialising(TorchDispatchMode):
         for of in [of for of in self._real if of not in needed]:
             _, flat, index = self._homes[of]
             values = self._real.pop(of)
+            if values.isnan().any():
+                raise ValueError(
+                    f"{flat.names[index]} was built on the meta device and is not wholly initialised: give init=, "
+                    "which writes all of it; trunc_normal_ and orthogonal_ of torch.nn.init do nothing on that device"
+                )
             spread([values], self._group)
             flat.keep(index, values)
 

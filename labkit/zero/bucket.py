@@ -182,8 +182,9 @@ class FlatBucket:
     def whole_list(self) -> Iterator[tuple[str, torch.nn.Parameter, layout.Piece, torch.Tensor]]:
         """(name, parameter, piece, its tensor) of every member, of which this rank may hold nothing."""
         parts = {piece.index: (piece, tensor) for piece, tensor in zip(self.pieces, self.tensors, strict=True)}
+        empty = (self.shard if self.master is None else self.master)[:0]
         for member, (name, param) in enumerate(zip(self.names, self.params, strict=True)):
-            nothing = layout.Piece(member, 0, 0, 0), self.shard[:0]
+            nothing = layout.Piece(member, 0, 0, 0), empty
             yield name, param, *parts.get(member, nothing)
 
     def gather(self) -> None:

@@ -1,4 +1,5 @@
 """ZeRO: what data parallelism keeps N times over, each rank keeps an Nth of."""
 
 from labkit.zero.distributed import DistributedOptimizer
+from labkit.zero.fully_sharded import FullyShardedDataParallel
 from labkit.zero.sharded import Shard, ShardedOptimizer

@@ -35,6 +35,7 @@ MAY_IMPORT = {
         "device",
         "model",
         "pipeline",
+        "sequence_parallel",
         "tensor_parallel",
         "trace",
         "tricks",

@@ -52,7 +52,7 @@ def in_pairs(stage: str) -> tuple[list[tuple[float, float]], float]:
             total, count = loss(model(tokens[:, :-1]), tokens[:, 1:])
             (total / count).backward()
             step()
-            losses[whose] = total.item() / count
+            losses[whose] = float(total / count)
             dist.barrier()
 
         dist.barrier()

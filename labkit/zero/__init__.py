@@ -2,4 +2,5 @@
 
 from labkit.zero.distributed import DistributedOptimizer
 from labkit.zero.fully_sharded import FullyShardedDataParallel
+from labkit.zero.saving import consolidate, latest, load, save
 from labkit.zero.sharded import Shard, ShardedOptimizer

@@ -66,6 +66,11 @@ class FlatShard:
         others = tuple(group for group in lived.replicated if group is not self.group)
         return mark(piece, (*lived.sharded, self.group), others, lived.partial, lived.tied)
 
+    def run(self, index: int) -> tuple[int, int]:
+        """(offset, length) of the parameter's elements that lie in this rank's shard."""
+        place = self._cut.get(index)
+        return (place.offset, place.length) if place is not None else (0, 0)
+
     @torch.no_grad()
     def keep(self, index: int, values: torch.Tensor) -> None:
         """Of a parameter's values keep what lies in this rank's shard."""

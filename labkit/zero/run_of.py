@@ -24,7 +24,7 @@ class Run(torch.Tensor):
 
     offset: int
     whole: int
-    __torch_function__ = torch._C._disabled_torch_function_impl  # operations on it give plain tensors
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # its operations give plain tensors
 
     @classmethod
     def of(cls, tensor: torch.Tensor, offset: int, whole: int) -> Run:

@@ -129,7 +129,6 @@ def consolidate(path: str | os.PathLike, part: str = "all") -> dict[str, Any]:
     >>> model.load_state_dict(plain["model"])                                  # doctest: +SKIP
     """
     import torch.distributed.checkpoint as dcp
-
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
     folder = _folder(path, part)

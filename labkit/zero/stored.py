@@ -205,7 +205,7 @@ def tensors_of(module: torch.nn.Module, prefix: str = "") -> Iterator[tuple[str,
 
 def _held(module: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> Any:
     """A function of (name, tensor) that says what this rank holds of it."""
-    pieces = {
+    pieces: dict[torch.Tensor, tuple[torch.Size, int]] = {
         flat.pieces[index]: (flat.fulls[index].shape, flat.run(index)[0])
         for part in module.modules() if isinstance(part, FullyShardedDataParallel)
         for unit in part.units for _, flat, index in unit.members()

@@ -17,6 +17,7 @@ from typing import Any
 
 MANIFEST = ".labkit.json"
 ADVICE = "AGENTS.md"
+CLAIMS = "claims.md"
 _PACKAGE = Path(__file__).resolve().parent
 
 
@@ -99,6 +100,7 @@ def update(source: Path, work: Path) -> Update:
     _make(work)
     _issue_advice(source, work)
     manifest, result = _read_manifest(work), Update()
+    _issue_claims(source, work, manifest)
     for path in chapters(source):
         edition, target = _edition(path), work / path.name
         record = manifest.get(path.name, {})
@@ -149,6 +151,17 @@ def _issue_advice(source: Path, work: Path) -> None:
         (work / ADVICE).write_bytes(advice.read_bytes())
 
 
+def _issue_claims(source: Path, work: Path, manifest: dict[str, dict[str, str]]) -> None:
+    """The table of claims, whose links open the copies. Refreshed, unless it is not what was issued."""
+    claims, target = source / CLAIMS, work / CLAIMS
+    if not claims.is_file():
+        return
+    issued = manifest.get(CLAIMS, {}).get("edition")
+    if not os.path.lexists(target) or (target.is_file() and _sha256_of(target) == issued):
+        _write(target, claims.read_text(encoding="utf-8"))
+        manifest[CLAIMS] = {"edition": _sha256_of(claims)}
+
+
 def _edition(path: Path) -> _Edition:
     import nbformat
 
@@ -181,6 +194,10 @@ def _fingerprint(notebook: Any) -> str:
 
 def _sha256(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _sha256_of(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _issue(edition: _Edition, target: Path) -> None:

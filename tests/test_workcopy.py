@@ -302,3 +302,15 @@ def test_an_assistant_is_told_to_hint_and_the_learner_may_tell_it_otherwise(tmp_
     (work / "AGENTS.md").write_text("mine")
     update(workcopy.source_dir(), work)
     assert (work / "AGENTS.md").read_text() == "mine"
+
+
+def test_the_table_of_claims_is_refreshed_unless_the_learner_wrote_into_it(lab):
+    source, work = lab
+    for text in ("first", "second"):
+        (source / "claims.md").write_text(text)
+        update(source, work)
+        assert (work / "claims.md").read_text() == text
+    (work / "claims.md").write_text("mine")
+    (source / "claims.md").write_text("third")
+    update(source, work)
+    assert (work / "claims.md").read_text() == "mine"

@@ -477,3 +477,18 @@ def test_what_torch_imports_late_is_no_patch():
 
     pids = labkit.run(late, ranks=1).values
     assert labkit.run(programs.pid, ranks=1).values == pids
+
+
+def test_what_ranks_had_to_import_later_ones_have_from_the_start():
+    def needs_a_compiler():
+        import torch
+
+        torch.optim.Adam([torch.nn.Parameter(torch.ones(2))])
+
+    def has_it():
+        return "torch._dynamo" in sys.modules
+
+    labkit.run(needs_a_compiler, ranks=1)
+    with pytest.raises(labkit.RankError):
+        labkit.run(programs.raise_on, 0, ranks=2)  # the next two are new
+    assert labkit.run(has_it, ranks=2).values == [True, True]

@@ -93,6 +93,7 @@ class _Watch:
             self.output.refresh()
             self._judge()
         self._drain()
+        self.pool.server.preload({name for report in self.reports.values() for name in report.heavy})
         if self._raised():
             self._blame()
         failure = compare_ledgers([self.reports[r].ledger for r in range(self.world)])

@@ -9,8 +9,9 @@ watches the notebook's kernel: when that is gone, however it went, the server ki
 private directory and ends.
 
 Protocol, on one Unix stream socket, JSON lines: the kernel sends ``{"spawn": {...}}`` with four file
-descriptors (control, output, probe, table) or ``{"kill": [pid, …]}``; the server answers ``{"spawned": pid}`` and
-reports ``{"exited": pid, "status": wait status}``.
+descriptors (control, output, probe, table), ``{"kill": [pid, …]}``, or ``{"import": [module, …]}``, what ranks had to
+import themselves and later ones are to share; the server answers ``{"spawned": pid}`` and reports
+``{"exited": pid, "status": wait status}``.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import shutil
 import signal
 import socket
 import sys
+from collections.abc import Iterable
 
 #: How many modules a rank has before it imports any itself.
 preloaded = 0
@@ -123,6 +125,8 @@ class Server:
             if "spawn" in request:
                 fds, self.fds = self.fds[:4], self.fds[4:]
                 self.spawn(request["spawn"], fds)
+            elif "import" in request:
+                load(request["import"])
             else:
                 self.kill(request["kill"])
         return True
@@ -193,18 +197,23 @@ class Server:
             self.control.sendall(json.dumps(message).encode() + b"\n")
 
 
+def load(names: Iterable[str]) -> None:
+    """Import what ranks are to have from the start, in memory that they share."""
+    global preloaded
+    for name in names:
+        importlib.import_module(name)
+    preloaded = len(sys.modules)
+    gc.collect()
+    gc.freeze()  # so that a collection in a rank does not touch, and so copy, the pages shared with it
+
+
 def main() -> None:
     kernel, control, directory = int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # The script's own folder must not be on the path: it holds modules that shadow nothing today, but might.
     sys.path.pop(0)
-    for name in PRELOAD:
-        importlib.import_module(name)
+    load(PRELOAD)
     sys.modules["sysconfig"].get_paths()  # it loads a large table on the first call; ranks are to share it
-    global preloaded
-    preloaded = len(sys.modules)
-    gc.collect()
-    gc.freeze()  # so that a collection in a rank does not touch, and so copy, the pages shared with it
     try:
         server = Server(socket.socket(fileno=control), kernel)
         server.say({"ready": os.getpid()})

@@ -34,5 +34,6 @@ class Report:
     notes: list[str] = field(default_factory=list)
     ended: tuple[float, float] | None = None  # under a pace: virtual and real end
     files: dict[str, int] = field(default_factory=dict)
+    heavy: set[str] = field(default_factory=set)  # modules that took seconds to import
     clean: bool = True
     run: int = 0

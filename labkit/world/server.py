@@ -39,6 +39,7 @@ class ForkServer:
         self._lock = threading.RLock()
         self._answers: dict[str, int] = {}
         self._pending = b""
+        self._preloaded: set[str] = set()
         self.is_open = True
         self.socket, theirs = socket.socketpair()
         script = Path(__file__).with_name("forkserver.py")
@@ -87,6 +88,14 @@ class ForkServer:
         """SIGKILL ranks that still run; returns at once."""
         with self._lock, contextlib.suppress(OSError):
             self.socket.sendall(json.dumps({"kill": pids}).encode() + b"\n")
+
+    def preload(self, modules: set[str]) -> None:
+        """Let later ranks have what these ranks had to import; returns at once, and next time does nothing."""
+        new = modules - self._preloaded
+        if new and self.is_alive():
+            self._preloaded |= new
+            with self._lock, contextlib.suppress(OSError):
+                self.socket.sendall(json.dumps({"import": sorted(new)}).encode() + b"\n")
 
     def poll(self) -> None:
         """Take note of ranks that ended, in `exits`: pid → wait status."""

@@ -40,6 +40,8 @@ from labkit.world.transport import pack_value, unpack
 
 #: Set in a rank's environment, so that a rank does not start ranks of its own.
 RANK_MARK = "LABKIT_RANK"
+#: What torch imports late: at the first optimizer, and at the first backward with a given gradient.
+HEAVY = {"torch._dynamo", "torch.fx.experimental.symbolic_shapes"}
 
 
 def main(spec: dict[str, Any], control: int, probe: int, table: int) -> None:
@@ -64,7 +66,7 @@ def main(spec: dict[str, Any], control: int, probe: int, table: int) -> None:
         report = run_once(order, rank, journal, start, connection)
         if os.getpid() != me:  # a child of the learner's os.fork(), which came out of the function as well
             os._exit(0)
-        report.run, report.files = order["run"], files.new()
+        report.run, report.files, report.heavy = order["run"], files.new(), HEAVY & sys.modules.keys()
         connection.send_bytes(_packed(report))
         del report  # a run's tensors go before the next
         gc.collect()

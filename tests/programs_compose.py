@@ -8,7 +8,6 @@ import torch
 import torch.distributed as dist
 
 from labkit import device
-from labkit.collectives import placement
 from labkit.model import preset
 from labkit.train import Mesh, Trainer
 
@@ -16,8 +15,8 @@ SIZE = {"layers": 2, "hidden": 16, "heads": 2, "vocab": 33, "positions": 12}  # 
 SEED, LR = 5, 1e-2
 
 
-def batch(step: int, rows: int = 12) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens and targets of all replicas; every row ignores another number of targets."""
+def batch(step: int, rows: int = 11) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens and targets of all replicas; rows ignore different numbers of targets, and no number of rows divides."""
     tokens = torch.randint(33, (rows, 13), generator=torch.Generator().manual_seed(100 + step))
     targets = tokens[:, 1:].clone()
     for row in range(rows):
@@ -29,35 +28,37 @@ def composed(sizes: dict[str, int], name: str, changes: dict, steps: int, option
     """(loss, norm) of each step, and this rank's parameters at the end."""
     torch.set_num_threads(1)  # tiny tensors: threads would only wait for each other
     mesh = Mesh(**sizes)
+    trainer = Trainer(mesh, preset(name, **{**SIZE, **changes}), seed=SEED, **{"lr": LR, **options})
     place = mesh.place(dist.get_rank())
-    trainer = Trainer(mesh, preset(name, **{**SIZE, **changes}), seed=SEED, lr=LR, **options)
     seen = []
     for step in range(steps):
-        mine = (part.tensor_split(sizes.get("dp", 1))[place["dp"]].to(device.current()) for part in batch(step))
+        mine = (part.tensor_split(mesh.sizes["dp"])[place["dp"]].to(device.current()) for part in batch(step))
         seen.append(trainer.step(*mine))
     return {"place": place, "seen": seen, "parameters": _named(trainer, mesh), "scaler": trainer.scaler.state_dict()}
 
 
-def _named(trainer: Trainer, mesh: Mesh) -> dict[str, tuple[torch.Tensor, bool]]:
-    """Name in the whole model → (what this rank has of it, whether it is cut over tp)."""
+def _named(trainer: Trainer, mesh: Mesh) -> dict[str, torch.Tensor]:
+    """Name in the whole model → what this rank has of it."""
+    counts: list[Any] = [0] * mesh.sizes["pp"]
+    dist.all_gather_object(counts, len(trainer.module.blocks), group=mesh.group("pp"))
+    before = sum(counts[: dist.get_rank(mesh.group("pp"))])  # layers of the stages before
     found = {}
-    before = 0
-    if trainer.engine is not None:
-        mine = torch.tensor([len(trainer.module.blocks)])
-        counts = [torch.zeros_like(mine) for _ in range(mesh.sizes["pp"])]
-        dist.all_gather(counts, mine, group=mesh.group("pp"))
-        before = int(sum(counts[: dist.get_rank(mesh.group("pp"))]))
     for name, param in trainer.module.named_parameters():
-        parts = name.split(".")
-        if parts[0] == "blocks":
-            parts[1] = str(int(parts[1]) + before)
-        found[".".join(parts)] = param.detach(), any(g is mesh.group("tp") for g in placement(param).sharded)
+        words = name.split(".")
+        if words[0] == "blocks":
+            words[1] = str(int(words[1]) + before)
+        found[".".join(words)] = param.detach().cpu()
     return found
 
 
 def refused(sizes: dict[str, int], options: dict) -> str:
+    """What the trainer says; the model's and the step's arguments may be among the options."""
+    given = {"mesh": Mesh(**sizes), "config": preset("tiny_gpt", **SIZE), "lr": LR, **options}
+    rows = given.pop("rows", None)
     try:
-        Trainer(Mesh(**sizes), preset("tiny_gpt", **SIZE), lr=LR, **options)
+        trainer = Trainer(**given)
+        if rows is not None:
+            trainer.step(*(torch.zeros(n, 4, dtype=torch.int64, device=device.current()) for n in rows))
     except (TypeError, ValueError) as error:
         return f"{type(error).__name__}: {error}"
     return "no error"

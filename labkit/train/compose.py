@@ -87,7 +87,7 @@ class Trainer:
         segments: int | None = None, sequence_parallel: bool = False, clip: float = 1.0,
         scaler: GradScaler | None = None, seed: int = 0, **defaults: Any,
     ) -> None:  # fmt: skip
-        layers = _check(mesh, config, dtype, zero, micro_batches, segments)
+        layers = _check(mesh, config, dtype, zero, micro_batches, segments, clip)
         if zero or mesh.sizes["tp"] > 1:
             check_element_wise(optimizer_class, defaults, [{}], device.current())
         self.tp, self.dp, self.pp = (mesh.group(axis) for axis in ("tp", "dp", "pp"))
@@ -138,11 +138,12 @@ class Trainer:
             The mean loss over the tokens of all replicas, and the gradient's norm before clipping; alike on all ranks.
 
         Raises:
-            ValueError: Fewer sequences than micro-batches.
+            ValueError: Fewer sequences than micro-batches, or not as many targets as tokens.
         """
         cut = 1 if self.engine else self.micro_batches  # the engine cuts them itself
-        if len(tokens) < self.micro_batches:
-            raise ValueError(f"{len(tokens)} sequences in {self.micro_batches} micro-batches: expected one in each")
+        if tokens.shape != targets.shape or len(tokens) < self.micro_batches:
+            raise ValueError(f"tokens is {tuple(tokens.shape)}, targets {tuple(targets.shape)}: expected the same, and a "
+                             f"sequence for each of {self.micro_batches} micro-batches")  # fmt: skip
         batches = zip(tokens.tensor_split(cut), targets.tensor_split(cut), strict=True)
         self.optimizer.zero_grad()
         loss = torch.zeros((), dtype=torch.float64, device=device.current())
@@ -198,23 +199,28 @@ def _counted(batch: Batch) -> int:
 
 
 def _check(
-    mesh: Mesh, config: Config, dtype: torch.dtype, zero: int, micro_batches: int, segments: int | None
+    mesh: Any, config: Any, dtype: torch.dtype, zero: int, micro_batches: int, segments: int | None, clip: float
 ) -> list[range]:
     """The layers of each stage.
 
     Raises:
         TypeError, ValueError: An argument cannot be used, or two of them together.
     """
+    if not isinstance(mesh, Mesh) or not isinstance(config, Config):
+        raise TypeError(f"mesh is {type(mesh).__name__}, config {type(config).__name__}: expected labkit.train.Mesh and "
+                        "labkit.model.Config, such as preset('tiny_gpt')")  # fmt: skip
     if dtype not in DTYPES:
         raise ValueError(f"dtype={dtype!r}: expected one of {', '.join(map(str, DTYPES))}")
     if zero not in (0, 1, 2, 3):
-        raise ValueError(f"zero={zero!r}: expected 0, 1, 2 or 3")
+        raise ValueError(f"zero={zero!r}: expected a stage, 0, 1, 2 or 3")
+    if isinstance(clip, bool) or not isinstance(clip, int | float) or not clip > 0:
+        raise ValueError(f"clip={clip!r}: expected a number above 0; math.inf never clips")
     check.whole_number("micro_batches", micro_batches)
     layers = pipeline.partition([1.0] * config.layers, mesh.sizes["pp"])
     if zero == 3 and len(layers) > 1:
-        raise ValueError("zero=3 with a pipeline: each micro-batch would gather the stage again, and a tied embedding "
-                         "is cut differently in its two stages; expected 0, 1 or 2")  # fmt: skip
+        raise ValueError("zero=3 with a pipeline: each micro-batch would gather the stage anew, and the two copies of "
+                         "a tied embedding would be cut differently: expected 0, 1 or 2")  # fmt: skip
     fewest = min(map(len, layers))
-    if segments is not None and segments > fewest:  # on all ranks, not on one stage alone
+    if segments is not None and segments > fewest:  # said by all ranks, not by one stage while others wait for it
         raise ValueError(f"segments={segments}, but a stage has {fewest} layers: expected at most as many")
     return layers

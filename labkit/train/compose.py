@@ -142,8 +142,8 @@ class Trainer:
         """
         cut = 1 if self.engine else self.micro_batches  # the engine cuts them itself
         if tokens.shape != targets.shape or len(tokens) < self.micro_batches:
-            raise ValueError(f"tokens is {tuple(tokens.shape)}, targets {tuple(targets.shape)}: expected the same, and a "
-                             f"sequence for each of {self.micro_batches} micro-batches")  # fmt: skip
+            raise ValueError(f"tokens is {tuple(tokens.shape)}, targets {tuple(targets.shape)}: expected the same, "
+                             f"and a sequence for each of {self.micro_batches} micro-batches")  # fmt: skip
         batches = zip(tokens.tensor_split(cut), targets.tensor_split(cut), strict=True)
         self.optimizer.zero_grad()
         loss = torch.zeros((), dtype=torch.float64, device=device.current())
@@ -207,8 +207,8 @@ def _check(
         TypeError, ValueError: An argument cannot be used, or two of them together.
     """
     if not isinstance(mesh, Mesh) or not isinstance(config, Config):
-        raise TypeError(f"mesh is {type(mesh).__name__}, config {type(config).__name__}: expected labkit.train.Mesh and "
-                        "labkit.model.Config, such as preset('tiny_gpt')")  # fmt: skip
+        raise TypeError(f"mesh is {type(mesh).__name__}, config {type(config).__name__}: expected labkit.train.Mesh "
+                        "and labkit.model.Config, such as preset('tiny_gpt')")  # fmt: skip
     if dtype not in DTYPES:
         raise ValueError(f"dtype={dtype!r}: expected one of {', '.join(map(str, DTYPES))}")
     if zero not in (0, 1, 2, 3):

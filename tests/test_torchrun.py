@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.alone
+
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
@@ -142,6 +144,7 @@ OTHER_WORLDS = {
     "04_tensor_parallel": "",  # its first world has two ranks
     "05_sequence_parallel": "4 tensors of 2 bytes an element, 2 of 1 byte: 10sbh",
     "06_pipeline_parallel": "m = 16: the fullest rank holds 16 (GPipe), 4 (1F1B)",
+    "07_zero": "padding of 9: norm² 172",
 }
 
 

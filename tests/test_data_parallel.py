@@ -188,6 +188,7 @@ def test_naive_and_bucketed_all_reduces():
     assert len([e for e in ours.trace.of(0) if e.kind == "collective" and e.labels.get("training_step") == 2]) == 1
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     ("buckets", "overlap", "whole"),
     [

@@ -17,6 +17,8 @@ from labkit.trace import branch, now, recorder
 from labkit.world.clock import Side, VirtualClock, sleep_until, too_slow
 from labkit.world.paced import PacedWork
 
+pytestmark = pytest.mark.alone
+
 LINK = Link(latency=1e-3, bandwidth=5e6)
 FIFTIETH = 62_500  # float32 elements that take 50 ms over it
 

@@ -122,6 +122,7 @@ def test_bytes_between_stages(schedule):
 FREE, SLOW = Link(latency=0.0, bandwidth=1e12), Link(latency=0.0, bandwidth=16 / 0.005)  # 16 bytes in 5 ms
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     ("schedule", "link", "expected"),
     [

@@ -256,6 +256,7 @@ def paced_step():
         handle.wait()
 
 
+@pytest.mark.alone
 def test_real_ranks_under_a_pace():
     run = labkit.run(paced_step, ranks=2, pace=labkit.pace.Pace(compute={"work": 0.04}))
     times = read("a", run.trace, rank=1)

@@ -274,6 +274,7 @@ def test_simulated_over_measured(slow, title):
     assert show.timeline({"paper": in_seconds, "real": trace_of(slow=slow)}, unit="s").title.endswith("than paper")
 
 
+@pytest.mark.alone
 def test_a_real_run_under_a_pace():
     schedule = one_f_one_b(2, 3)
     run = labkit.run(programs.paced, schedule, ranks=2, pace=Pace(compute={"set-up": 0.5, "F": 0.02, "B": 0.04}))

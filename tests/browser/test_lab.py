@@ -147,6 +147,8 @@ def test_a_key_shows_its_frame_within_50_milliseconds(busy):
 
 ASK = """
 from labkit import show
+
+pytestmark = pytest.mark.alone
 show.predict("browser.who", "Who sends most?", choices=["rank 0", "all the same"])
 """
 END_KERNELS = """async () => {

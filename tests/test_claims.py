@@ -14,7 +14,7 @@ NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 #: Line of the source text that makes a statement, in the order of the list of claims; a line may make several.
 LINES = (
     "chart 6–10 12 13 14 16 16 17 23 21–22 23 23 42–43 50 57–64 70 71 96,104 110 112–113 119–121 129 133 139 140–143 "
-    "146 147–148 152 158–159 159 163 168–176 178 182 183 185 192–193 194 198 236 242 260"
+    "146 147–148 152 158–159 159 163 168–176 178 182 183 185 192–193 194 198 202 208–210 220 221 225 228 236 242 260"
 )
 LINK = re.compile(r"\[(\d\d) · ([a-z][a-z0-9-]*)\]\(((\d\d)_[a-z_]+\.ipynb)#cell-id=([a-z][a-z0-9-]*)\)")
 

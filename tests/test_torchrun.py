@@ -145,6 +145,7 @@ OTHER_WORLDS = {
     "05_sequence_parallel": "4 tensors of 2 bytes an element, 2 of 1 byte: 10sbh",
     "06_pipeline_parallel": "m = 16: the fullest rank holds 16 (GPipe), 4 (1F1B)",
     "07_zero": "padding of 9: norm² 172",
+    "08_tricks": "c = 8, 32, 64 hold 288, 132, 162 sbh",  # then two ranks of impostors
 }
 
 

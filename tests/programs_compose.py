@@ -51,6 +51,21 @@ def _named(trainer: Trainer, mesh: Mesh) -> dict[str, torch.Tensor]:
     return found
 
 
+def left_in_16_bits() -> list[bool]:
+    """Whether gradients stay on the working copy after a micro-batch, where the next one's would be added in bf16."""
+    left = []
+
+    class Watched(Trainer):
+        def _backward(self, *batch: torch.Tensor) -> torch.Tensor:
+            loss = super()._backward(*batch)
+            left.append(any(param.grad is not None for param in self.module.parameters()))
+            return loss
+
+    trainer = Watched(Mesh(), preset("tiny_gpt", **SIZE), dtype=torch.bfloat16, micro_batches=3, lr=LR)
+    trainer.step(*(part.to(device.current()) for part in batch(0)))
+    return left
+
+
 def refused(sizes: dict[str, int], options: dict) -> str:
     """What the trainer says; the model's and the step's arguments may be among the options."""
     given = {"mesh": Mesh(**sizes), "config": preset("tiny_gpt", **SIZE), "lr": LR, **options}

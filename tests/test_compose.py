@@ -177,6 +177,10 @@ def test_an_overflow_is_one_for_all(sizes, zero):
             assert torch.equal(param, before["parameters"][name])
 
 
+def test_micro_batches_are_added_up_in_fp32():
+    assert labkit.run(programs_compose.left_in_16_bits, ranks=1).values[0] == [False] * 3
+
+
 # What travels
 
 

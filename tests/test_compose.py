@@ -196,6 +196,16 @@ def test_how_often_gradients_are_averaged(zero, name, times):
     assert large(3) == times * large(1) > 0
 
 
+def test_layers_run_once_more():
+    """Each of the two layers has two all-reduces in forward (g), so recomputing them makes four more."""
+
+    def large(policy: str) -> int:
+        run = ranks_run({"tp": 2}, "tiny_gpt", 1, {}, checkpointing=policy)
+        return sum(e.name == "all_reduce" and e.nbytes > 1000 for e in run.trace.of(0))
+
+    assert large("full") == large("none") + 4
+
+
 # What is refused
 
 

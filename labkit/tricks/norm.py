@@ -19,7 +19,7 @@ the difficulty of training recurrent neural networks", algorithm 1 (clipping).
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable
 from hashlib import blake2b
 
 import torch
@@ -70,6 +70,8 @@ def clip_grad_norm_(
     """
     if isinstance(params, torch.nn.Module):
         raise TypeError(f"params is a {type(params).__name__}: expected parameters, such as model.parameters()")
+    if not isinstance(params, Iterable):
+        raise TypeError(f"params is {params!r}: expected parameters, such as model.parameters()")
     found = [params] if isinstance(params, torch.Tensor) else list(params)
     for param in found:
         if not isinstance(param, torch.Tensor):
@@ -85,7 +87,7 @@ def clip_pieces_(
     """`clip_grad_norm_` of gradients that are not in ``.grad``, such as ZeRO's shards: `pieces` as in `total_norm`."""
     if isinstance(max_norm, bool) or not isinstance(max_norm, int | float) or not max_norm > 0:
         raise ValueError(f"max_norm={max_norm!r}: expected a number above 0, such as 1.0")
-    pieces = list(pieces)
+    pieces = _checked(pieces)
     norm = total_norm(pieces, norm_type, pipeline_group)
     if error_if_nonfinite and not norm.isfinite():
         raise RuntimeError(f"the gradients' norm is {norm.item()}, so they cannot be clipped: skip this step, or find "
@@ -93,8 +95,8 @@ def clip_pieces_(
     factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)  # torch's own formula
     grads = [grad for grad, _ in pieces if grad is not None]
     with torch.no_grad():
-        for grad in grads:
-            grad.mul_(factor.to(grad.device))
+        for on in {grad.device for grad in grads}:
+            torch._foreach_mul_([grad for grad in grads if grad.device == on], factor.to(on))
     for grad in grads:
         setattr(grad, _CLIPPED, grad._version)
     return norm
@@ -129,36 +131,57 @@ def total_norm(pieces: Iterable[Piece], norm_type: float = 2.0, pipeline_group: 
     """
     if isinstance(norm_type, bool) or not isinstance(norm_type, int | float) or not norm_type > 0:
         raise ValueError(f"norm_type={norm_type!r}: expected a number above 0: 2.0, 1.0 or math.inf")
-    pieces = list(pieces)
+    if pipeline_group is not None:
+        check.member(pipeline_group)
+    pieces = _checked(pieces)
     on = next((grad.device for grad, _ in pieces if grad is not None), device.current())
-    measure = _Measure(float(norm_type), on)
+    measure = Measure(float(norm_type), on)
     _refuse_unsummed(pieces, measure)
     untied, tied = _within_stage(pieces, measure)
     if pipeline_group is None:
         _refuse_elsewhere(tied)
     else:
-        check.member(pipeline_group)
         untied, tied = _over_stages(untied, tied, measure, pipeline_group)
     return measure.root(measure.join([untied, *_each_once(tied, measure)]))
 
 
-class _Measure:
+def _checked(pieces: Iterable[Piece]) -> list[Piece]:
+    """
+    Raises:
+        TypeError: Something else is among them.
+    """
+    expected = "expected pairs (gradient or None, Placement), such as (param.grad, placement(param))"
+    if isinstance(pieces, torch.Tensor) or not isinstance(pieces, Iterable):
+        raise TypeError(f"pieces is {type(pieces).__name__}: {expected}")
+    found = list(pieces)
+    for piece in found:
+        if not isinstance(piece, tuple) or len(piece) != 2 or not isinstance(piece[1], Placement):
+            raise TypeError(f"pieces holds {type(piece).__name__}: {expected}")
+        if piece[0] is not None and not isinstance(piece[0], torch.Tensor):
+            raise TypeError(f"pieces holds a gradient that is {type(piece[0]).__name__}: {expected}")
+    return found
+
+
+class Measure:
     """How a p-norm is put together: sums of |x|ᵖ, and at the end the root; for p = ∞ the maximum, and no root."""
 
     def __init__(self, p: float, on: torch.device) -> None:
         self.p, self.on, self.largest = p, on, math.isinf(p)
 
-    def of(self, grads: Sequence[torch.Tensor | None]) -> torch.Tensor:
-        """Of all of them together."""
-        norms = [self._norm(grad) for grad in grads if grad is not None and grad.numel()]
-        if not norms:
+    def of(self, grads: Iterable[torch.Tensor | None]) -> torch.Tensor:
+        """Of all of them together: the norm of each, those of one kind in one call, and then of these."""
+        alike: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
+        for grad in grads:
+            if grad is not None and grad.numel():
+                alike.setdefault((grad.dtype, grad.device), []).append(_elements(grad))
+        if not alike:
             return torch.zeros((), dtype=torch.float64, device=self.on)
-        together = torch.stack(norms)
+        together = torch.cat([self._each(many, dtype) for (dtype, _), many in alike.items()])
         return together.amax() if self.largest else (together**self.p).sum()
 
-    def _norm(self, grad: torch.Tensor) -> torch.Tensor:
-        at_least = torch.promote_types(grad.dtype, torch.float32)
-        return torch.linalg.vector_norm(grad, self.p, dtype=at_least).to(self.on, torch.float64)
+    def _each(self, grads: list[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
+        norms = torch._foreach_norm(grads, self.p, dtype=torch.promote_types(dtype, torch.float32))
+        return torch.stack(norms).to(self.on, torch.float64)
 
     def share(self, value: torch.Tensor, of: int) -> torch.Tensor:
         """What one of `of` equal copies brings."""
@@ -182,6 +205,11 @@ class _Measure:
         return value if self.largest else value ** (1 / self.p)
 
 
+def _elements(grad: torch.Tensor) -> torch.Tensor:
+    """Of a sparse gradient those that it holds, each added up."""
+    return grad.coalesce().values() if grad.is_sparse else grad
+
+
 def _ranks(group: Group) -> Ranks:
     return tuple(dist.get_process_group_ranks(dist.group.WORLD if group is None else group))
 
@@ -200,7 +228,7 @@ Kind = tuple[frozenset[Ranks], int, Hashable]
 Ties = dict[Hashable, tuple[torch.Tensor, int]]
 
 
-def _within_stage(pieces: list[Piece], measure: _Measure) -> tuple[torch.Tensor, Ties]:
+def _within_stage(pieces: list[Piece], measure: Measure) -> tuple[torch.Tensor, Ties]:
     """Summed over the groups of each piece: all that is not tied, and what is, by name."""
     groups: dict[Ranks, Group] = {}
     kinds: dict[Kind, list[torch.Tensor | None]] = {}
@@ -223,7 +251,7 @@ def _within_stage(pieces: list[Piece], measure: _Measure) -> tuple[torch.Tensor,
     return measure.join(untied), ties
 
 
-def _over_stages(untied: torch.Tensor, tied: Ties, measure: _Measure, group: Group) -> tuple[torch.Tensor, Ties]:
+def _over_stages(untied: torch.Tensor, tied: Ties, measure: Measure, group: Group) -> tuple[torch.Tensor, Ties]:
     """The same of all stages. First how many ties each rank has, then a table of them, one row each."""
     mine = torch.stack([untied, measure.of([]) + len(tied)])
     told = torch.empty(dist.get_world_size(group), 2, dtype=torch.float64, device=measure.on)
@@ -247,7 +275,7 @@ def _digest(name: Hashable) -> int:
     return int.from_bytes(blake2b(repr(name).encode(), digest_size=6).digest())
 
 
-def _each_once(tied: Ties, measure: _Measure) -> list[torch.Tensor]:
+def _each_once(tied: Ties, measure: Measure) -> list[torch.Tensor]:
     return [measure.share(value, places) for value, places in tied.values()]
 
 
@@ -260,7 +288,7 @@ def _refuse_elsewhere(tied: Ties) -> None:
         )
 
 
-def _refuse_unsummed(pieces: list[Piece], measure: _Measure) -> None:
+def _refuse_unsummed(pieces: list[Piece], measure: Measure) -> None:
     """After the sum over its group a partial gradient is the same on all ranks of it; before, it is not."""
     by_group: dict[Ranks, tuple[Group, list[torch.Tensor | None]]] = {}
     for grad, where in pieces:

@@ -40,11 +40,13 @@ class MixedPrecision:
     Wrap the module in `labkit.data_parallel.DistributedDataParallel` afterwards, not before: the wrapper takes the
     element type from the parameters. It averages 16-bit gradients, in each backward. Where it does not, inside its
     ``no_sync()``, or where there is no wrapper, give `data_parallel_group`: the fp32 sums are averaged, once a step.
-    (What a wrapper has averaged already is the same on all ranks, so that its mean is itself.)
+    (What a wrapper has averaged already is the same on all ranks, so that its mean is itself.) All ranks begin with the
+    same parameters: masters are made here, before a wrapper spreads rank 0's.
 
     Args:
         module: In fp32. Its parameters and floating-point buffers are rounded in place; they stay the same objects,
-            with their marks. Its inputs and activations are 16-bit from now on.
+            with their marks. Its inputs and activations are 16-bit from now on, and what it keeps count of in buffers
+            (a BatchNorm's running statistics) too.
         optimizer: Of torch, made for parameters of `module`. Its parameters are replaced by masters.
         dtype: ``torch.bfloat16``, with the range of fp32; or ``torch.float16``, with three more bits and a range that
             needs a `scaler`.
@@ -75,7 +77,7 @@ class MixedPrecision:
         self, module: torch.nn.Module, optimizer: torch.optim.Optimizer, dtype: torch.dtype = torch.bfloat16,
         scaler: GradScaler | None = None, data_parallel_group: Group = None,
     ) -> None:  # fmt: skip
-        _check(module, optimizer, dtype)
+        _check(module, optimizer, dtype, scaler)
         if data_parallel_group is not None:
             check.member(data_parallel_group)
         self.module, self.optimizer, self.dtype = module, optimizer, dtype
@@ -87,8 +89,9 @@ class MixedPrecision:
             for n in range(len(params))
         ]
         self.masters = [master for _, master in self._pairs]
-        self._complete = False
+        self._complete = self._stepped = False
         module.to(dtype)
+        self._written = [working._version for working, _ in self._pairs]
 
     def backward(self, loss: torch.Tensor) -> None:
         """Backward of one micro-batch, scaled; its gradients are added to the masters'.
@@ -109,8 +112,14 @@ class MixedPrecision:
         """Add the working copy's gradients to the masters', and give them up. `backward` and `step` do it.
 
         After a backward that something else began, such as a pipeline's engine, call it before the next one.
+
+        Raises:
+            RuntimeError: The step's gradients are complete already; or somebody wrote to the working copy.
         """
+        self._begin_anew()
+        self._refuse_others_weights()
         for working, master in self._pairs:
+            master.requires_grad_(working.requires_grad)
             if (grad := working.grad) is None:
                 continue
             if self._complete:
@@ -134,22 +143,70 @@ class MixedPrecision:
 
         Returns:
             Whether it was done: ``False`` if a gradient overflowed on any rank. The same on all ranks.
+
+        Raises:
+            RuntimeError: The gradients were used in a step already; or as `collect`.
         """
         self._make_complete()
+        if self._stepped:
+            raise RuntimeError("step() was called already with these gradients: call zero_grad() after each step")
         skipped = self.scaler.skipped_steps
         self.scaler.step(self.optimizer)
         self.scaler.update()
-        self._complete = False
-        with torch.no_grad():
-            for working, master in self._pairs:
-                working.copy_(master)
+        self._stepped = True
+        self._round()
         return self.scaler.skipped_steps == skipped
 
     def zero_grad(self) -> None:
         """Give up all gradients, of the working copy and of the masters."""
         self.module.zero_grad()
         self.optimizer.zero_grad()
-        self._complete = False
+        self._complete = self._stepped = False
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs: the masters (the module's own state has them rounded), optimizer, scaler."""
+        masters = [master.detach() for master in self.masters]
+        return {"masters": masters, "optimizer": self.optimizer.state_dict(), "scaler": self.scaler.state_dict()}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from where `state_dict` was taken; the working copy is rounded anew.
+
+        Raises:
+            ValueError: The masters are others, or some of the state is missing.
+        """
+        if not isinstance(state, dict) or set(state) != {"masters", "optimizer", "scaler"}:
+            raise ValueError(f"state is {sorted(state) if isinstance(state, dict) else state!r}: expected what "
+                             "state_dict() of a MixedPrecision gives: masters, optimizer, scaler")  # fmt: skip
+        have, want = ([tuple(m.shape) for m in masters] for masters in (state["masters"], self.masters))
+        if have != want:
+            raise ValueError(f"state has masters of shapes {have}: expected {want}")
+        for master, saved in zip(self.masters, state["masters"], strict=True):
+            master.copy_(saved)
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.scaler.load_state_dict(state["scaler"])
+        self._round()
+
+    @torch.no_grad()
+    def _round(self) -> None:
+        for working, master in self._pairs:
+            working.copy_(master)
+        self._written = [working._version for working, _ in self._pairs]
+
+    def _begin_anew(self) -> None:
+        """After a step, when its gradients were given up, by whichever zero_grad."""
+        if self._stepped and all(master.grad is None for master in self.masters):
+            self._complete = self._stepped = False
+
+    def _refuse_others_weights(self) -> None:
+        """Whoever writes to the working copy writes nothing that lasts: the next step puts the master there."""
+        for (working, master), version in zip(self._pairs, self._written, strict=True):
+            if working._version != version and not torch.equal(working, master.to(working.dtype)):
+                raise RuntimeError(
+                    f"a parameter of shape {tuple(working.shape)} was written to (by load_state_dict, or by a wrapper "
+                    "that takes over rank 0's), and its master does not know: load weights, and make them equal on all "
+                    "ranks, before MixedPrecision; or use its own load_state_dict()"
+                )
 
     def _make_complete(self) -> None:
         """Once a step: collected, averaged, unscaled."""
@@ -162,16 +219,21 @@ class MixedPrecision:
         self._complete = True
 
 
-def _check(module: Any, optimizer: Any, dtype: Any) -> None:
+def _check(module: Any, optimizer: Any, dtype: Any, scaler: Any) -> None:
     if dtype not in HALVES:
         raise ValueError(f"dtype={dtype!r}: expected torch.bfloat16 or torch.float16")
     if not isinstance(module, torch.nn.Module):
         raise TypeError(f"module is {type(module).__name__}: expected a torch.nn.Module")
+    if hasattr(module, "no_sync"):
+        raise TypeError(f"module is {type(module).__name__}, whose buckets are fp32: expected the module inside; wrap "
+                        "it after MixedPrecision")  # fmt: skip
     if hasattr(optimizer, "grad_shards"):
         raise TypeError(f"{type(optimizer).__name__} keeps masters of its own: cast the module, and use it without "
                         "MixedPrecision")  # fmt: skip
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"optimizer is {optimizer!r}: expected one of torch.optim, such as AdamW(module.parameters())")
+    if scaler is not None and not isinstance(scaler, GradScaler):
+        raise TypeError(f"scaler is {scaler!r}: expected labkit.tricks.GradScaler(), or None")
     own = set(module.parameters())
     for group in optimizer.param_groups:
         for param in group["params"]:

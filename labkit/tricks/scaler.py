@@ -20,7 +20,10 @@ import torch.distributed as dist
 
 from labkit import collectives, device
 from labkit.collectives import check
-from labkit.tricks.norm import Group, was_clipped
+from labkit.tricks.norm import Group, Measure, was_clipped
+
+#: The loss is multiplied in fp32, and the gradients by one over it: between these the scale stays.
+LARGEST, SMALLEST = torch.finfo(torch.float32).max, torch.finfo(torch.float32).tiny
 
 
 class GradScaler:
@@ -64,7 +67,9 @@ class GradScaler:
         self, init_scale: float = 2.0**16, growth_factor: float = 2.0, backoff_factor: float = 0.5,
         growth_interval: int = 2000, enabled: bool = True, group: Group = None,
     ) -> None:  # fmt: skip
-        self._scale = _number("init_scale", init_scale, 0, math.inf)
+        if group is not None:
+            check.member(group)
+        self._scale = _number("init_scale", init_scale, 0, LARGEST)
         self.growth_factor = _number("growth_factor", growth_factor, 1, math.inf)
         self.backoff_factor = _number("backoff_factor", backoff_factor, 0, 1)
         self.growth_interval = check.whole_number("growth_interval", growth_interval)
@@ -95,6 +100,7 @@ class GradScaler:
             optimizer: Of torch, or `labkit.zero.ShardedOptimizer`, whose gradients are reduced first.
 
         Raises:
+            TypeError: `optimizer` is none.
             RuntimeError: It was called already in this step; the gradients were clipped while they were scaled.
             ValueError: The gradients are fp16, in which what was lifted falls back to 0.
         """
@@ -105,9 +111,9 @@ class GradScaler:
                                "unscale_ once between two calls of update()")  # fmt: skip
         grads = _gradients_of(optimizer)
         self._refuse(grads)
-        for grad in grads:
-            grad.mul_(1 / self._scale)
-        self._overflow[optimizer] = self._anywhere(_overflowed(grads), grads)
+        if grads:
+            torch._foreach_mul_(grads, 1 / self._scale)
+        self._overflow[optimizer] = self._anywhere(grads)
 
     def _refuse(self, grads: list[torch.Tensor]) -> None:
         if any(grad.dtype == torch.float16 for grad in grads):
@@ -119,12 +125,13 @@ class GradScaler:
                 "is left of them: call scaler.unscale_(optimizer) first, then clip"
             )
 
-    def _anywhere(self, here: torch.Tensor | None, grads: list[torch.Tensor]) -> bool:
-        """Whether it is so on any rank of the group."""
-        said = torch.zeros((), device=device.current()) if here is None else here.to(torch.float32)
+    def _anywhere(self, grads: list[torch.Tensor]) -> bool:
+        """Whether any element is inf or nan on any rank of the group: the largest magnitude passes both on."""
+        largest = Measure(math.inf, device.current()).of(grads)
+        overflow = (~largest.isfinite()).to(torch.float32)
         if dist.is_initialized():
-            collectives.all_reduce(said, op="max", group=self.group)
-        return bool(said.item())
+            collectives.all_reduce(overflow, op="max", group=self.group)
+        return bool(overflow.item())
 
     def step(self, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         """``optimizer.step(*args, **kwargs)``, unless a gradient overflowed on any rank; unscales if that was not done.
@@ -158,13 +165,13 @@ class GradScaler:
         if not self._overflow:
             raise RuntimeError("no gradients were unscaled since the last update(): call step(optimizer) first")
         if any(self._overflow.values()):
-            self._scale, self._good_steps = self._scale * self.backoff_factor, 0
+            scale, self._good_steps = self._scale * self.backoff_factor, 0
         else:
-            self._good_steps += 1
-            if self._good_steps == self.growth_interval:
-                grown, self._good_steps = self._scale * self.growth_factor, 0
-                if grown <= torch.finfo(torch.float32).max:  # the loss is multiplied in fp32
-                    self._scale = grown
+            scale, self._good_steps = self._scale, self._good_steps + 1
+            if self._good_steps >= self.growth_interval:
+                scale, self._good_steps = scale * self.growth_factor, 0
+        if SMALLEST <= scale <= LARGEST:
+            self._scale = scale
         self._overflow, self._stepped = {}, set()
 
     def state_dict(self) -> dict[str, Any]:
@@ -172,9 +179,17 @@ class GradScaler:
         return {"scale": self._scale, "good_steps": self._good_steps, "skipped_steps": self.skipped_steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from where `state_dict` was taken."""
-        self._scale, self._good_steps = state["scale"], state["good_steps"]
-        self.skipped_steps = state["skipped_steps"]
+        """Go on from where `state_dict` was taken.
+
+        Raises:
+            TypeError, ValueError: `state` was not taken from this class.
+        """
+        if not isinstance(state, dict) or set(state) != set(self.state_dict()):
+            raise ValueError(f"state is {sorted(state) if isinstance(state, dict) else state!r}: expected what "
+                             f"state_dict() of labkit's GradScaler gives, {sorted(self.state_dict())}")  # fmt: skip
+        scale = _number("scale", state["scale"], 0, LARGEST)
+        steps = [check.whole_number(name, state[name], least=0) for name in ("good_steps", "skipped_steps")]
+        self._scale, (self._good_steps, self.skipped_steps) = scale, steps
 
 
 def _number(name: str, value: Any, above: float, below: float) -> float:
@@ -190,13 +205,7 @@ def _gradients_of(optimizer: Any) -> list[torch.Tensor]:
     if hasattr(optimizer, "grad_shards"):
         optimizer.reduce_gradients()
         return [grad for grad in optimizer.grad_shards() if grad is not None]
+    if not hasattr(optimizer, "param_groups"):
+        raise TypeError(f"optimizer is {optimizer!r}: expected one of torch.optim, or a ShardedOptimizer")
     params = [param for group in optimizer.param_groups for param in group["params"]]
     return [param.grad for param in params if param.grad is not None]
-
-
-def _overflowed(grads: list[torch.Tensor]) -> torch.Tensor | None:
-    """Whether any element is inf or nan, as a tensor: the largest magnitude passes both on, and needs no memory."""
-    largest = [torch.linalg.vector_norm(grad, math.inf) for grad in grads if grad.numel()]
-    if not largest:
-        return None
-    return ~torch.stack([value.to(largest[0].device, torch.float64) for value in largest]).isfinite().all()

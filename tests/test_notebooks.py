@@ -82,6 +82,19 @@ def test_tensors_in_ranks_are_made_on_the_ranks_device(path):
                     assert any(k.arg == "device" for k in call.keywords), f"{cell['id']}: {ast.unparse(call)}"
 
 
+def test_chapters_link_on(path):
+    """The title links to what a chapter builds on, what there is to keep ends with the chapter that comes next."""
+    text = {cell["id"]: source(cell) for cell in cells(path, "markdown")}
+    before, after = NOTEBOOKS[: NOTEBOOKS.index(path)], NOTEBOOKS[NOTEBOOKS.index(path) + 1 :]
+    _, _, builds_on = text["title"].partition("It builds on")
+    linked = set(re.findall(r"\((\d\d_\w+\.ipynb)\)", builds_on))
+    assert linked <= {other.name for other in before}
+    assert linked or not before
+    assert not before or "(00_start.ipynb#cell-id=notation)" in builds_on
+    _, _, comes_next = text["keep"].partition("**Next:**")
+    assert f"({after[0].name if after else 'claims.md'})" in comes_next
+
+
 def test_any_section_runs_after_the_set_up_and_itself(path):
     """No name that a section uses may come from another section."""
     every_cell = json.loads(path.read_text(encoding="utf-8"))["cells"]

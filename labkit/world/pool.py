@@ -189,7 +189,7 @@ class Pool:
 
 
 def rank_environment(shape: Shape, rank: int, threads: int) -> dict[str, str]:
-    """The kernel's environment, with what torchrun would set."""
+    """The kernel's environment, with what torchrun would set; LABKIT_RANK keeps a rank from starting ranks."""
     per_node = shape.ranks // shape.nodes
     return {
         **os.environ,

@@ -38,8 +38,6 @@ from labkit.world.report import LOADED, Raised, Report
 from labkit.world.table import OperationTable
 from labkit.world.transport import pack_value, unpack
 
-#: Set in a rank's environment, so that a rank does not start ranks of its own.
-RANK_MARK = "LABKIT_RANK"
 #: What torch imports late: at the first optimizer, and at the first backward with a given gradient.
 HEAVY = {"torch._dynamo", "torch.fx.experimental.symbolic_shapes"}
 

@@ -14,8 +14,6 @@ from labkit.theory.communication.given import whole
 from labkit.theory.memory.shape import one_of
 from labkit.theory.memory.terms import Terms
 
-STATES = ("parameters", "gradients", "master", "optimizer", "steps")
-
 
 @dataclass(frozen=True, slots=True)
 class Recipe:

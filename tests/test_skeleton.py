@@ -77,6 +77,16 @@ def test_chapters_marked_as_here_are_here():
     assert {name for name, state in rows if state == "here"} == {path.stem for path in ROOT.glob("notebooks/*.ipynb")}
 
 
+def test_each_chapter_has_a_picture_in_the_readme():
+    """Small, beside what it shows in words."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    pictures = {Path(file): words for words, file in re.findall(r"!\[(.*?)\]\((\.github/\d\d_\w+\.webp)\)", readme)}
+    assert {picture.stem for picture in pictures} == {path.stem for path in ROOT.glob("notebooks/*.ipynb")}
+    for picture, words in pictures.items():
+        assert len(words) > 40
+        assert (ROOT / picture).stat().st_size < 60_000
+
+
 def test_a_wheel_carries_the_notebooks_and_finds_them(tmp_path, jupyter_home):
     """Built and unpacked: the code that runs is the wheel's, in a place where no checkout is."""
     copy, place = tmp_path / "copy", tmp_path / "place"

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from labkit import device
+from labkit.collectives import placement
 from labkit.model import preset
 from labkit.train import Mesh, Trainer
 
@@ -77,3 +78,13 @@ def refused(sizes: dict[str, int], options: dict) -> str:
     except (TypeError, ValueError) as error:
         return f"{type(error).__name__}: {error}"
     return "no error"
+
+
+def tied_copies(zero: int) -> torch.Tensor:
+    """The words' matrix, of which the first and the last stage have a copy, after some steps of three replicas."""
+    torch.set_num_threads(1)
+    mesh = Mesh(dp=3, pp=2)
+    trainer = Trainer(mesh, preset("tiny_gpt", **SIZE, tied=True), zero=zero, micro_batches=2, lr=LR)
+    for step in range(4):
+        trainer.step(*(part.tensor_split(3)[mesh.place(dist.get_rank())["dp"]] for part in batch(step)))
+    return next(p for p in trainer.module.parameters() if placement(p).tied is not None).detach().cpu()

@@ -253,6 +253,23 @@ def on_a_mesh(kind: int | str) -> dict[str, Any]:
     return {"norm": norm, "tp": where["tp"], **{name: param.detach().clone() for name, param in net.items()}}
 
 
+def equal_parts(kind: int | str, by_hand: bool) -> torch.Tensor:
+    """A partial gradient whose parts are the same bits on both tensor-parallel ranks: 1 each, so 2 in all."""
+    from labkit.collectives import mark
+    from labkit.sequence_parallel import reduce_partial_gradients
+    from labkit.train import Mesh
+
+    mesh = Mesh(tp=2, dp=2)
+    net = nn.ParameterDict({"partial": torch.zeros(5, dtype=torch.float64)})
+    mark(net["partial"], partial=(mesh.group("tp"),))
+    optimizer = made(kind, net, torch.optim.SGD, group=mesh.group("dp"), lr=1.0)
+    net["partial"].sum().backward()
+    if by_hand:
+        reduce_partial_gradients(net)
+    optimizer.step()
+    return net["partial"].detach().clone()
+
+
 MARKS = ("sharded", "replicated", "partial")
 TINY = 1e-6
 

@@ -228,3 +228,9 @@ def test_layers_run_once_more():
 def test_what_does_not_fit_is_refused(sizes, options, told):
     for said in labkit.run(programs_compose.refused, sizes, options, ranks=2).values:
         assert said.startswith(told)
+
+
+@pytest.mark.parametrize("zero", [1, pytest.param(0, marks=pytest.mark.soak), pytest.param(2, marks=pytest.mark.soak)])
+def test_copies_of_a_tied_weight_stay_the_same_bits(zero):
+    copies = labkit.run(programs_compose.tied_copies, zero, ranks=6, timeout=240).values
+    assert all(torch.equal(copy, copies[0]) for copy in copies)

@@ -148,6 +148,12 @@ def test_next_to_tensor_parallelism(kind):
             torch.testing.assert_close(found[name], -grad / (whole.norm() + 1e-6), rtol=1e-12, atol=1e-15)
 
 
+@pytest.mark.parametrize(("kind", "by_hand"), [*((kind, False) for kind in KINDS), (1, True)])
+def test_equal_parts_of_a_gradient_are_added_up_once(kind, by_hand):
+    for stepped in labkit.run(programs.equal_parts, kind, by_hand, ranks=4).values:
+        assert stepped.tolist() == [-2.0] * 5
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_padding_is_in_no_norm_and_no_parameter(kind):
     assert max(labkit.run(programs.no_garbage, kind, ranks=3).values) <= 1e-12

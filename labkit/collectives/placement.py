@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-_NAME = "_labkit_placement"
+_NAME, _SUMMED = "_labkit_placement", "_labkit_summed"
 
 
 @dataclass(frozen=True)
@@ -65,3 +65,13 @@ def mark(param: torch.Tensor, sharded: Any = (), replicated: Any = (), partial: 
 def placement(param: torch.Tensor) -> Placement:
     """What `mark` noted; nothing noted is a parameter of this rank alone."""
     return getattr(param, _NAME, Placement())
+
+
+def note_summed(grad: torch.Tensor) -> None:
+    """Note that a gradient marked as partial has been added up over its groups, until it changes again."""
+    setattr(grad, _SUMMED, grad._version)
+
+
+def is_summed(grad: torch.Tensor) -> bool:
+    """Whether the last change of a partial gradient was its sum."""
+    return getattr(grad, _SUMMED, None) == grad._version

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from labkit import collectives
 from labkit.collectives import again, asked, mark, placement
+from labkit.collectives.placement import note_summed
 from labkit.model import Transformer
 from labkit.sequence_parallel.functions import Gathering, Group, Scattering, by_rank, reduce_scatter_to_sequence
 from labkit.tensor_parallel.convert import Region, check_model, share
@@ -80,6 +81,7 @@ def reduce_partial_gradients(params: torch.nn.Module | Iterable[torch.nn.Paramet
         collectives.all_reduce(flat, group=group)
         for grad, piece in zip(grads, flat.split([g.numel() for g in grads]), strict=True):
             grad.copy_(piece.view(grad.shape))
+            note_summed(grad)
 
 
 def _check_marks(module: Any, params: list[torch.nn.Parameter]) -> None:

@@ -15,8 +15,8 @@ from labkit.collectives import Placement
 def sum_partial(pieces: Iterable[tuple[torch.Tensor, Placement]]) -> None:
     """Add up, in place, what each rank of a ``partial`` group has a part of (sequence parallelism's norms).
 
-    Sums over two groups may change places, so this need not wait for the whole gradient: 1/N of it travels. Where the
-    ranks hold equal bits, `labkit.sequence_parallel.reduce_partial_gradients` was there before, and nothing is added.
+    Sums over two groups may change places, so this need not wait for the whole gradient: 1/N of it travels. In fp32 or
+    wider.
 
     Args:
         pieces: (gradient, placement), in one order on the ranks of each group.
@@ -28,11 +28,7 @@ def sum_partial(pieces: Iterable[tuple[torch.Tensor, Placement]]) -> None:
                 waiting.setdefault(group, []).append(grad)
     for group, grads in waiting.items():
         flat = torch.cat(grads)
-        rows = torch.empty(dist.get_world_size(group), flat.numel(), dtype=flat.dtype, device=flat.device)
-        collectives.all_gather(rows, flat, group=group)
-        if bool((rows == rows[0]).all()):
-            continue
-        wide = torch.promote_types(flat.dtype, torch.float32)
-        total = rows.sum(0, dtype=wide).to(flat.dtype)
-        for grad, part in zip(grads, total.split([g.numel() for g in grads]), strict=True):
+        total = flat.to(torch.promote_types(flat.dtype, torch.float32))
+        collectives.all_reduce(total, group=group)
+        for grad, part in zip(grads, total.to(flat.dtype).split([g.numel() for g in grads]), strict=True):
             grad.copy_(part)

@@ -544,3 +544,10 @@ def kernels_of_a_step() -> tuple[list, list]:
     gathers = [k[1:] for k in kernels if "nccl" in k[0] and "allgather" in k[0]]
     products = [k[1:] for k in kernels if "gemm" in k[0] or "nvjet" in k[0] or "cutlass" in k[0]]
     return gathers, products
+
+
+def blocks_only() -> None:
+    """All parameters lie in blocks: the root has none."""
+    net = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    sharded = FullyShardedDataParallel(net, blocks=list(net))
+    sharded(torch.ones(2, 3, device=device.current())).sum().backward()

@@ -121,6 +121,12 @@ def test_what_a_picture_is_drawn_from():
         ]  # fmt: skip
 
 
+def test_an_empty_root_says_nothing():
+    run = labkit.run(programs.blocks_only, ranks=2)
+    told = {(e.name, e.labels.get("unit")) for e in run.trace.of(0) if e.kind == "span"}
+    assert told == {(name, unit) for name in ("gather", "free", "reduce") for unit in (0, 1)}
+
+
 def test_tied_weights_are_one():
     """Fault 39: embedding and head are one parameter, one shard, counted once; its gradient has both parts."""
     run = labkit.run(programs.ten_steps, "tiny_gpt", {"tied": True}, {}, ranks=2)

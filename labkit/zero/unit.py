@@ -125,9 +125,10 @@ class Unit:
         """Have the shards alone."""
         if self.is_gathered:
             self.wait()
-            with label(unit=self.number), span("free", phase=phase()):
-                for flat in self.flats:
-                    flat.gathered.free()
+            if self.flats:  # an empty root has nothing to free, and says nothing
+                with label(unit=self.number), span("free", phase=phase()):
+                    for flat in self.flats:
+                        flat.gathered.free()
             self.is_gathered = False
 
     # Gradients

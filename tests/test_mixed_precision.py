@@ -376,7 +376,7 @@ def test_a_backward_after_clipping():
     x = torch.ones(1, 1, dtype=torch.bfloat16)
     mixed.backward(module(x).sum())
     mixed.clip_grad_norm_(1.0)
-    with pytest.raises(RuntimeError, match=r"after the step's were clipped: call step\(\) and zero_grad\(\)"):
+    with pytest.raises(RuntimeError, match=r"another backward.* call step\(\) and zero_grad\(\)"):
         mixed.backward(module(x).sum())
 
 

@@ -131,7 +131,7 @@ def test_marks_stand_at_their_c(width):
 
 def test_the_layers_stand_in_their_segments():
     figure = layers(16)
-    for c, sizes in ((1, [16]), (4, [4] * 4), (5, [4, 3, 3, 3, 3]), (16, [1] * 16)):
+    for c, sizes in ((1, [16]), (4, [4] * 4), (5, [3, 3, 3, 3, 4]), (16, [1] * 16)):
         (d,) = [n.get("d") for n in nodes(figure, "path", "lk-mK", WIDE, c - 1) if n.get("d").count("z") == c
                 and "v26" in n.get("d")]  # fmt: skip
         starts = [float(x) for x in re.findall(r"M([\d.]+)", d)]

@@ -67,9 +67,9 @@ class Chart:
         return count("segments.layers", self.longest(c))
 
     def sizes(self, c: int) -> list[int]:
-        """Layers of each segment, as `torch.tensor_split` cuts: longer ones first."""
+        """Layers of each segment, as `labkit.tricks.checkpoint_sequential` cuts: longer ones last."""
         short, longer = divmod(self.layers, c)
-        return [short + 1] * longer + [short] * (c - longer)
+        return [short] * (c - longer) + [short + 1] * longer
 
 
 class View:
@@ -281,8 +281,7 @@ class View:
         pitch = (self.width - 8) / chart.layers
         sizes = chart.sizes(c)
         starts = [0, *accumulate(sizes)][:-1]
-        within = max(n for n, size in enumerate(sizes) if size == sizes[0])
-        x, wide = 4 + starts[within] * pitch, sizes[within] * pitch
+        x, wide = 4 + starts[-1] * pitch, sizes[-1] * pitch
         thick = max(0.8, min(pitch * 0.6, 8))
         kept = "".join(f"M{num(4 + s * pitch)} {num(y)}v{STRIP}h{num(thick)}v{-STRIP}z" for s in starts)
         yield el("g", el("rect", x=x, y=y, width=wide, height=STRIP, class_="lk-mR"),

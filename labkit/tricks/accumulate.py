@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
+from operator import index
 from typing import Any, Generic, Self, TypeVar
 
 import torch
@@ -65,10 +66,12 @@ def accumulate(
         group: The ranks over which `model` averages; ``None`` is the world.
 
     Yields:
-        `MicroBatch`.
+        `MicroBatch`. As many windows on each rank: one that has fewer leaves the others waiting, which ends in an error
+        that names it.
 
     Raises:
-        TypeError: `k` is no whole number, `model` has no ``no_sync``, or `tokens` cannot be called.
+        TypeError: `batches` cannot be gone through, `k` is no whole number, `model` has no ``no_sync``, or `tokens`
+            cannot be called or gives no whole number.
         ValueError: k below 1; a negative number of tokens.
 
     Example:
@@ -82,6 +85,8 @@ def accumulate(
 
     Source: as in Ott et al. 2018, "Scaling Neural Machine Translation", section 3.
     """
+    if not isinstance(batches, Iterable):
+        raise TypeError(f"batches is {type(batches).__name__}: expected a list of micro-batches, or a DataLoader")
     if isinstance(k, bool) or not isinstance(k, int):
         raise TypeError(f"k is {k!r}: expected a whole number of micro-batches")
     if k < 1:
@@ -103,16 +108,25 @@ def _windows(
         if tokens is None:
             weight = 1 / len(window)
         else:
-            weight = _per_token([tokens(batch) for batch in window], model is not None, group)
+            weight = _per_token([_number(tokens(batch)) for batch in window], model is not None, group)
         for n, batch in enumerate(window):
             yield MicroBatch(batch, weight, n == len(window) - 1, model)
 
 
+def _number(count: Any) -> int:
+    """Also of a tensor that holds one, such as ``(batch != padding).sum()``."""
+    try:
+        number = index(count)
+    except TypeError:
+        raise TypeError(f"tokens gave {count!r}: expected the number of tokens of a batch, a whole number") from None
+    if number < 0:
+        raise ValueError(f"tokens gave {number}: expected the number of tokens of a batch, 0 or more")
+    return number
+
+
 def _per_token(counts: list[int], shared: bool, group: dist.ProcessGroup | None) -> float:
     """One over the window's tokens; N over those of all ranks, where the mean over N ranks is taken afterwards."""
-    if any(count < 0 for count in counts):
-        raise ValueError(f"tokens gave {min(counts)}: expected the number of tokens of a batch, 0 or more")
-    if not shared:
+    if not shared or not dist.is_initialized():
         return 1 / max(1, sum(counts))
     total = torch.tensor(sum(counts), dtype=torch.int64, device=device.current())
     collectives.all_reduce(total, group=group)

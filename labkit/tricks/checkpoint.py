@@ -23,6 +23,8 @@ from labkit import device
 from labkit.tricks.inputs import Inputs
 from labkit.tricks.surroundings import Surroundings
 
+OPTIONS = ("offload", "preserve_rng", "early_stop")
+
 
 def checkpoint(
     fn: Callable[..., Any],
@@ -39,9 +41,10 @@ def checkpoint(
     once more in a backward, however many outputs it has. Tensors made again are freed as backward uses them. Where
     checkpoints are nested, each runs its own function again: what lies in d of them runs 1 + d times.
 
-    `fn` must do the same both times. What it changes outside itself it changes twice (the running statistics of a
-    BatchNorm). Not restored: ``random``, ``numpy.random``, and a module's ``training``. Without grad mode `fn` is
-    simply called.
+    `fn` must do the same both times, and not write to its arguments. What it changes outside itself it changes twice
+    (the running statistics of a BatchNorm). Not restored: ``random``, ``numpy.random``, a `torch.Generator` of its own,
+    and a module's ``training``. Not seen: a tensor that is neither argument nor parameter and is changed in place
+    before backward. Without grad mode `fn` is simply called.
 
     Args:
         fn: A module or function; its parameters stay where they are.
@@ -55,7 +58,8 @@ def checkpoint(
         What `fn` returns.
 
     Raises:
-        TypeError: `fn` cannot be called.
+        TypeError: `fn` cannot be called; an argument is used up by the first call, such as a generator; an option is
+            neither True nor False.
         ValueError: An argument lies on a GPU that is not this rank's, whose random stream is not preserved.
         RuntimeError: In backward: an argument or a parameter was changed in place since; or `fn` did something else.
 
@@ -70,12 +74,25 @@ def checkpoint(
     """
     if not callable(fn):
         raise TypeError(f"fn is {type(fn).__name__}: expected a module or a function, and after it its arguments")
+    check_options({"offload": offload, "preserve_rng": preserve_rng, "early_stop": early_stop})
     if not torch.is_grad_enabled():
         return fn(*args, **kwargs)
     if preserve_rng:
         _check_devices(args, kwargs)
     region = Region(fn, Inputs(args, kwargs, offload), Surroundings(preserve_rng), early_stop)
     return region.run(*args, **kwargs)
+
+
+def check_options(options: dict[str, Any]) -> None:
+    """
+    Raises:
+        TypeError: It is none of `checkpoint`'s, or neither True nor False.
+    """
+    for name, value in options.items():
+        if name not in OPTIONS:
+            raise TypeError(f"{name} is no option of checkpoint: expected {', '.join(OPTIONS)}")
+        if not isinstance(value, bool):
+            raise TypeError(f"{name} is {value!r}: expected True or False")
 
 
 def _check_devices(args: tuple, kwargs: dict[str, Any]) -> None:

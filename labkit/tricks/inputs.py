@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -21,10 +21,17 @@ class Inputs:
     Args:
         args, kwargs: Of the call.
         offload: Keep copies on the host, and free the tensors.
+
+    Raises:
+        TypeError: An argument can be used once only.
     """
 
     def __init__(self, args: tuple, kwargs: Mapping[str, Any], offload: bool) -> None:
         leaves, self._tree = tree_flatten((args, dict(kwargs)))
+        for leaf in leaves:
+            if isinstance(leaf, (Iterator, torch.Generator)):
+                raise TypeError(f"an argument is a {type(leaf).__name__}, from which the second call would get what "
+                                "comes after the first call's: expected a list, or a seed")  # fmt: skip
         self._places = [n for n, leaf in enumerate(leaves) if _is_kept(leaf)]
         tensors = [leaves[n] for n in self._places]
         self._needs = [tensor.requires_grad for tensor in tensors]
@@ -79,5 +86,5 @@ class OnHost:
         self.copy.copy_(tensor, non_blocking=True)
 
     def back(self) -> torch.Tensor:
-        """On the device that it came from."""
-        return self.copy.to(self.device, non_blocking=True)
+        """On the device that it came from; a copy also there, since a function may write to it."""
+        return self.copy.to(self.device, non_blocking=True, copy=True)

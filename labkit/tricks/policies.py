@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from labkit.tricks.checkpoint import checkpoint
+from labkit.tricks.checkpoint import check_options, checkpoint
 from labkit.tricks.segments import Segment, check_segments, split
 
 Model = TypeVar("Model", bound=torch.nn.Module)
@@ -39,7 +39,7 @@ def checkpointed(model: Model, policy: str = "full", segments: int | None = None
         `model`.
 
     Raises:
-        TypeError: `model` or `segments` is something else.
+        TypeError: `model`, `segments` or an option is something else.
         ValueError: An unknown policy; `segments` out of range, or with another policy than ``"full"``; no such modules.
 
     Example:
@@ -51,6 +51,7 @@ def checkpointed(model: Model, policy: str = "full", segments: int | None = None
     Source: Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models", sections 4 and 5.
     """
     _check(model, policy, segments)
+    check_options(options)
     for part in _with_core(model):
         part.__dict__.pop("run_core", None)
         if policy == "selective":
@@ -91,6 +92,12 @@ class Segments(torch.nn.ModuleList):
     segments: int
     options: dict[str, bool]
 
+    def __getitem__(self, index: Any) -> Any:
+        """A layer; a slice is plain layers."""
+        if isinstance(index, slice):
+            return torch.nn.ModuleList(list(self._modules.values())[index])
+        return super().__getitem__(index)
+
     def __iter__(self) -> Iterator[Any]:
         return (Checkpointed(segment, self.options) for segment in split(list(self._modules.values()), self.segments))
 
@@ -103,6 +110,10 @@ class Checkpointed:
 
     def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         return checkpoint(self._segment, *args, **kwargs, **self._options)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"a segment under a checkpoint has no {name!r}: share the model among ranks before "
+                             "checkpointed(model), or take its layers as model.blocks[n]")  # fmt: skip
 
 
 def _told(blocks: torch.nn.ModuleList, segments: int | None, options: dict[str, bool]) -> Segments:

@@ -123,8 +123,8 @@ class MixedPrecision:
             if (grad := working.grad) is None:
                 continue
             if self._complete:
-                raise RuntimeError("there are gradients of another backward after the step's were clipped: call step() "
-                                   "and zero_grad() before it")  # fmt: skip
+                raise RuntimeError("there are gradients of another backward, but those of this step are averaged and "
+                                   "unscaled already: call step() and zero_grad() before it")  # fmt: skip
             if master.grad is None:
                 master.grad = grad.to(master.dtype, memory_format=torch.preserve_format, copy=True)
             else:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
 import torch
 
-from labkit.tricks.checkpoint import checkpoint
+from labkit.tricks.checkpoint import check_options, checkpoint
 
 Layer = Callable[..., torch.Tensor]
 
@@ -18,12 +18,14 @@ def checkpoint_sequential(
 ) -> torch.Tensor:
     """Call layers one after another, in c segments, each under a `checkpoint`.
 
-    With L layers alike it holds c inputs and the inside of ⌈L/c⌉ layers at most: `labkit.theory.memory.segmented`.
-    ``segments=len(layers)`` keeps each layer's input; ``segments=1`` only `x`.
+    With L layers alike it holds c inputs and the inside of ⌈L/c⌉ layers at most, `labkit.theory.memory.segmented`: when
+    backward begins, in the last segment, which is one of the longest. (With the longest ones first less would be held
+    where c does not divide L: they would have their turn when other inputs are gone.) ``segments=len(layers)`` keeps
+    each layer's input; ``segments=1`` only `x`.
 
     Args:
         layers: Each takes (x, *args) and returns the next one's x.
-        segments: c, from 1 to L. The first L mod c segments have a layer more, as in `torch.tensor_split`.
+        segments: c, from 1 to L. The last L mod c segments have a layer more.
         x: Of the first layer.
         *args: Of every layer, such as a mask.
         **options: Those of `checkpoint`: offload, preserve_rng, early_stop.
@@ -32,7 +34,8 @@ def checkpoint_sequential(
         What the last layer returns.
 
     Raises:
-        TypeError, ValueError: `segments` is no whole number from 1 to L.
+        TypeError, ValueError: `segments` is no whole number from 1 to L, `layers` no list of what can be called, or an
+            option is none.
 
     Example:
         >>> layers = [torch.nn.Linear(4, 4) for _ in range(6)]
@@ -41,9 +44,25 @@ def checkpoint_sequential(
 
     Source: Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost", section 4.1; with this name in torch.
     """
-    for segment in split(list(layers), segments):
+    found = _checked(layers)
+    check_options(options)
+    for segment in split(found, segments):
         x = checkpoint(segment, x, *args, **options)
     return x
+
+
+def _checked(layers: Any) -> list[Layer]:
+    """
+    Raises:
+        TypeError: It is no list of what can be called.
+    """
+    if not isinstance(layers, Iterable):
+        raise TypeError(f"layers is {type(layers).__name__}: expected a list of layers, such as model.blocks")
+    found = list(layers)
+    for layer in found:
+        if not callable(layer):
+            raise TypeError(f"layers holds {type(layer).__name__}: expected modules or functions")
+    return found
 
 
 class Segment:
@@ -63,14 +82,15 @@ class Segment:
 
 
 def split(layers: Sequence[Layer], segments: int) -> list[Segment]:
-    """c segments of ⌈L/c⌉ layers, then of ⌊L/c⌋.
+    """c segments of ⌊L/c⌋ layers, then of ⌈L/c⌉.
 
     >>> [len(segment.layers) for segment in split([torch.sin] * 16, 5)]
-    [4, 3, 3, 3, 3]
+    [3, 3, 3, 3, 4]
     """
     check_segments(segments, len(layers))
     size, longer = divmod(len(layers), segments)
-    starts = [n * size + min(n, longer) for n in range(segments + 1)]
+    shorter = segments - longer
+    starts = [n * size + max(0, n - shorter) for n in range(segments + 1)]
     return [Segment(layers[a:b]) for a, b in pairwise(starts)]
 
 
@@ -81,5 +101,7 @@ def check_segments(segments: int, layers: int) -> None:
     """
     if isinstance(segments, bool) or not isinstance(segments, int):
         raise TypeError(f"segments is {segments!r}: expected a whole number")
+    if not layers:
+        raise ValueError("there are no layers: expected at least one")
     if not 1 <= segments <= layers:
         raise ValueError(f"segments={segments}: expected 1 to {layers}, the number of layers")

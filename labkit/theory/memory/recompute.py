@@ -36,11 +36,10 @@ def segmented(layers: int, segments: int, kept: float, inside: float) -> float:
 
 
 def segmented_terms(layers: int, segments: int, kept: float, inside: float) -> Terms[float]:
-    """What `labkit.tricks.checkpoint_sequential` holds at most, to the byte; `segmented` says a little more.
+    """What `labkit.tricks.checkpoint_sequential` holds at most, to the byte: A_in less than `segmented` says.
 
-    What a segment keeps inside includes its own input, which `segmented` adds a second time: A_in less. And where c
-    does not divide L, the L mod c longer segments come first: when backward reaches the last of them, the inputs of the
-    shorter ones are gone. The peak is then, or at the beginning, whichever is more.
+    What a segment keeps inside includes its own input, which `segmented` adds a second time. The peak is the beginning
+    of backward: all inputs are there, and the last segment is one of the longest.
 
     Args:
         layers, segments, kept, inside: As in `segmented`.
@@ -54,13 +53,11 @@ def segmented_terms(layers: int, segments: int, kept: float, inside: float) -> T
     >>> segmented_terms(64, 32, kept=2, inside=34)
     {'inputs of other segments': 62, 'inside one segment': 68}
     >>> [segmented_terms(64, c, kept=2, inside=34).total for c in (32, 40, 64)], segmented(64, 40, kept=2, inside=34)
-    ([130, 114, 160], 148)
+    ([130, 146, 160], 148)
     """
     _check(layers, segments, kept, inside)
-    size, longer = divmod(layers, segments)
-    moments = [(segments, size), (longer, size + 1)] if longer else [(segments, size)]
-    inputs, within = max((((n - 1) * kept, length * inside) for n, length in moments), key=sum)
-    return Terms({"inputs of other segments": inputs, "inside one segment": within})
+    longest = -(-layers // segments)
+    return Terms({"inputs of other segments": (segments - 1) * kept, "inside one segment": longest * inside})
 
 
 def _check(layers: int, segments: int, kept: float, inside: float) -> None:

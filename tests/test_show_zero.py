@@ -403,7 +403,8 @@ def test_every_fill_has_its_letter_or_the_row_has(traces):
     assert len(letters) >= sum(len(bars(drawing, letter)) for letter in "PGO") + 3  # and the key's
     many = [Line(rank).gather(*range(4)).free(*range(4)) for rank in range(8)]
     small = show.zero(Trace([e for line in many for e in line.events], 8), dict.fromkeys(range(4), unit(8)))
-    assert [w for _, w, _ in boxes.texts(small.draw(NARROW, 0))].count("P") == 8 + 2  # at each row, in the key, in the line
+    words = [w for _, w, _ in boxes.texts(small.draw(NARROW, 0))]
+    assert words.count("P") == 8 + 2  # at each row, in the key, in the line
 
 
 # In the page

@@ -81,6 +81,13 @@ def _is_same(model: nn.Module) -> bool:
     return all(torch.equal(mine, other) for other in all_)
 
 
+def other_numbers_of_windows(tokens: Any) -> None:
+    model = DistributedDataParallel(net())
+    for micro in accumulate(rows([2] * (5 - 2 * dist.get_rank())), 2, model, tokens):
+        with micro:
+            model(micro.batch).sum().backward()
+
+
 def with_a_sharded_optimizer() -> float:
     """ZeRO-1 owns the reduction: parameters after three windows against one process with the same optimizer."""
     from labkit.zero import ShardedOptimizer

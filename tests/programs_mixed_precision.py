@@ -156,6 +156,7 @@ def with_zero(stage: int, where: int | None) -> tuple[list[float], list[float], 
 def mean_of_40000(how: str) -> tuple[float, float]:
     """Two ranks, each with an fp16 gradient of 40000, whose sum fp16 does not hold (fault 16)."""
     module = nn.Linear(1, 1, bias=False, device=device.current())
+    nn.init.ones_(module.weight)
     group = dist.group.WORLD if how == "group" else None
     mixed = MixedPrecision(module, torch.optim.SGD(module.parameters(), 1.0), torch.float16, data_parallel_group=group)
     model = DistributedDataParallel(module) if how == "wrapped" else module
@@ -251,3 +252,23 @@ def clipped_too_early() -> str:
     scaler.scale(model(rows(0, 2, 4)).square().sum()).backward()
     optimizer.clip_grad_norm_(1.0)
     return said(lambda: scaler.step(optimizer))
+
+
+def wrapped_with_other_parameters(wrapper: str) -> str:
+    """Each rank draws its own parameters; the wrapper spreads rank 0's working copy."""
+    module = nn.Sequential(linear(4, 8, seed=dist.get_rank()), linear(8, 1, seed=dist.get_rank()))
+    mixed = MixedPrecision(module, torch.optim.SGD(module.parameters(), 0.1))
+    wrap: Any = DistributedDataParallel if wrapper == "labkit" else nn.parallel.DistributedDataParallel
+    rows = torch.ones(2, 4, dtype=torch.bfloat16, device=device.current())
+    loss = wrap(module)(rows).sum()
+    return said(lambda: mixed.backward(loss))
+
+
+def unfrozen() -> float:
+    """The averaged gradient of a parameter that was frozen when its master was made; 1 and 2 on the ranks."""
+    module = nn.ParameterDict({"a": nn.Parameter(torch.ones(1, device=device.current()), requires_grad=False)})
+    mixed = MixedPrecision(module, torch.optim.SGD(module.parameters(), 1.0), data_parallel_group=dist.group.WORLD)
+    module["a"].requires_grad_(True)
+    mixed.backward((module["a"] * (1 + dist.get_rank())).sum())
+    mixed.step()
+    return mixed.masters[0].grad.item()

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import labkit
-from labkit.tricks import MicroBatch, accumulate
+from labkit.tricks import MicroBatch, MixedPrecision, accumulate
 
 
 def test_windows_and_their_weights():
@@ -46,6 +46,26 @@ def test_a_window_without_tokens_weighs_nothing_and_is_no_nan():
     assert [m.weight * 0.0 for m in accumulate([0, 0], 2, tokens=int)] == [0.0, 0.0]
 
 
+def test_tokens_counted_by_a_tensor():
+    rows = [torch.tensor([1, 2, 0]), torch.tensor([3, 0, 0])]
+    weights = [m.weight for m in accumulate(rows, 2, tokens=lambda row: (row != 0).sum())]
+    assert weights == [1 / 3] * 2
+    assert all(isinstance(weight, float) for weight in weights)
+
+
+def test_one_process_averages_over_itself():
+    module = torch.nn.Linear(1, 1)
+    mixed = MixedPrecision(module, torch.optim.SGD(module.parameters(), 0.1))
+    assert [m.weight for m in accumulate([1, 3], 2, mixed, tokens=int)] == [0.25] * 2
+
+
+def test_ranks_with_other_numbers_of_windows_do_not_hang():
+    """Public fault 7: rank 0 has three windows, rank 1 two."""
+    for count in (None, len):
+        with pytest.raises(labkit.Disagreement, match="rank 1  nothing: its function had returned"):
+            labkit.run(programs.other_numbers_of_windows, count, ranks=2)
+
+
 def test_an_error_inside_leaves_the_model_as_it_was():
     log = []
 
@@ -82,6 +102,9 @@ def test_an_error_inside_leaves_the_model_as_it_was():
         (lambda: accumulate([], 2.0), TypeError, "k is 2.0"),
         (lambda: accumulate([], 2, torch.nn.Linear(1, 1)), TypeError, "model is Linear, which has no no_sync"),
         (lambda: accumulate([], 2, tokens=3), TypeError, "tokens is int: expected a function"),
+        (lambda: accumulate(3, 2), TypeError, "batches is int: expected a list of micro-batches"),
+        (lambda: list(accumulate([1], 2, tokens=lambda b: 2.5)), TypeError, "tokens gave 2.5: expected the number of"),
+        (lambda: list(accumulate([1], 2, tokens=lambda b: None)), TypeError, "tokens gave None"),
         (lambda: list(accumulate([1], 2, tokens=lambda b: -1)), ValueError, "tokens gave -1"),
     ],
 )

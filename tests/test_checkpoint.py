@@ -531,6 +531,22 @@ def test_an_input_changed_in_place_is_refused():
     assert torch.equal(grad, expected)
 
 
+def test_a_copy_on_the_host_is_not_the_functions_to_write_to():
+    x, count = leaf(3), torch.zeros(3)
+
+    def fn(x, count):
+        return (x * count.add_(1)).sin().exp()
+
+    y = checkpoint(fn, x, count, offload=True)
+    (first,) = torch.autograd.grad(y.sum(), x, retain_graph=True)
+    (second,) = torch.autograd.grad(y.sum(), x)
+    assert torch.equal(first, x.detach().sin().exp() * x.detach().cos())
+    assert torch.equal(first, second)
+    y = checkpoint(fn, x, count)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
 def test_a_step_between_forward_and_backward_is_refused():
     """torch's checkpoint gives the gradient of another function, silently."""
     model, x = net(0), leaf(4, H)
@@ -606,6 +622,21 @@ def test_an_error_in_the_recomputation_is_told_and_leaves_all_as_it_was():
         (lambda: checkpoint_sequential([torch.sin], 2, leaf(3)), ValueError, "segments=2: expected 1 to 1"),
         (lambda: checkpoint_sequential([torch.sin], 0, leaf(3)), ValueError, "segments=0: expected 1 to 1"),
         (lambda: checkpoint_sequential([torch.sin], 1.0, leaf(3)), TypeError, "segments is 1.0"),
+        (lambda: checkpoint_sequential([], 1, leaf(3)), ValueError, "there are no layers"),
+        (lambda: checkpoint_sequential([torch.sin, 3], 1, leaf(3)), TypeError, "layers holds int"),
+        (lambda: checkpoint_sequential(nn.Linear(3, 3), 1, leaf(3)), TypeError, "layers is Linear"),
+        (lambda: checkpoint_sequential([torch.sin], 1, leaf(3), offlaod=True), TypeError, "offlaod is no option"),
+        (
+            lambda: checkpointed(transformer(), offlaod=True),
+            TypeError,
+            "offlaod is no option of checkpoint: expected off",
+        ),
+        (lambda: checkpointed(transformer(), "selective", early_stop=1), TypeError, "early_stop is 1: expected True"),
+        (lambda: checkpoint(torch.sin, leaf(3), offload="no"), TypeError, "offload is 'no': expected True or False"),
+        (lambda: checkpoint(next, iter([leaf(3), leaf(3)])), TypeError, "an argument is a list_iterator, from which"),
+        (lambda: checkpoint(list, (x for x in [leaf(3)])), TypeError, "an argument is a generator, from which"),
+        (lambda: checkpoint(torch.sin, {"from": torch.Generator()}), TypeError, "an argument is a Generator"),
+        (lambda: next(iter(checkpointed(transformer()).blocks)).attention, AttributeError, "has no 'attention': share"),
         (lambda: checkpointed(torch.sin), TypeError, "expected a torch.nn.Module"),
         (lambda: checkpointed(net(), "all"), ValueError, "policy='all': expected one of 'none', 'selective', 'full'"),
         (lambda: checkpointed(net()), ValueError, "no layers in model.blocks"),
@@ -626,6 +657,7 @@ def test_a_model_that_was_told_is_the_same_model():
     assert [n for n, _ in model.named_parameters()] == names
     assert model.blocks[2] is blocks[2]
     assert [len(segment.layers) for segment in model.blocks] == [1, 2]
+    assert list(model.blocks[1:]) == blocks[1:]
     twin = copy.deepcopy(model)
     step(twin)
     assert all(p.grad is None for p in model.parameters()), "a copy trains its own layers"

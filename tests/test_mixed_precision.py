@@ -70,6 +70,47 @@ def test_it_goes_on_from_where_it_was_saved():
         assert (scaler.get_scale(), scaler.skipped_steps) == (8.0, 1)
 
 
+@pytest.mark.parametrize(
+    "state",
+    [None, {}, torch.amp.GradScaler("cpu").state_dict(), {"scale": math.nan, "good_steps": 0, "skipped_steps": 0},
+     {"scale": 1.0, "good_steps": -1, "skipped_steps": 0}],
+)  # fmt: skip
+def test_what_is_no_state_of_a_scaler(state):
+    scaler = GradScaler(8.0)
+    with pytest.raises(ValueError, match=r"state is|scale=nan|good_steps=-1"):
+        scaler.load_state_dict(state)
+    assert scaler.get_scale() == 8.0
+
+
+def test_a_shorter_interval_than_when_it_was_saved_grows():
+    scaler, param = GradScaler(8.0, growth_interval=2), one()
+    scaler.load_state_dict({"scale": 8.0, "good_steps": 5, "skipped_steps": 0})
+    param.grad = torch.ones(1)
+    scaler.step(torch.optim.SGD([param], 1.0))
+    scaler.update()
+    assert scaler.get_scale() == 16.0
+
+
+def test_a_scale_stays_a_number():
+    """However many steps overflow."""
+    scaler, param = GradScaler(1e-20, backoff_factor=1e-10), one()
+    optimizer = torch.optim.SGD([param], 1.0)
+    for _ in range(5):
+        param.grad = torch.tensor([math.inf])
+        scaler.step(optimizer)
+        scaler.update()
+    assert scaler.get_scale() == pytest.approx(1e-30)
+    assert param.item() == 1.0
+
+
+def test_sparse_gradients_are_unscaled():
+    module = nn.Embedding(5, 2, sparse=True)
+    optimizer, scaler = torch.optim.SGD(module.parameters(), 1.0), GradScaler(4.0)
+    scaler.scale(module(torch.tensor([1, 1, 3])).sum()).backward()
+    scaler.unscale_(optimizer)
+    assert module.weight.grad.to_dense()[:, 0].tolist() == [0, 2, 0, 1, 0]
+
+
 def test_two_optimizers_decide_each_for_itself():
     params = [one(), one()]
     first, second = (torch.optim.SGD([p], 1.0) for p in params)
@@ -380,6 +421,73 @@ def test_a_backward_after_clipping():
         mixed.backward(module(x).sum())
 
 
+@pytest.mark.parametrize("again", ["backward", "step"])
+def test_gradients_are_used_in_one_step(again):
+    """They are unscaled already: another backward would add scaled ones, another step would unscale them once more."""
+    module = nn.Linear(1, 1, bias=False)
+    optimizer = torch.optim.SGD(module.parameters(), 1.0)
+    mixed = MixedPrecision(module, optimizer, scaler=GradScaler(1024.0))
+    x = torch.ones(1, 1, dtype=torch.bfloat16)
+    for zero_grad in (mixed.zero_grad, optimizer.zero_grad, mixed.zero_grad):
+        mixed.backward(module(x).sum())
+        mixed.step()
+        assert mixed.masters[0].grad.item() == 1.0
+        with pytest.raises(RuntimeError, match=r"zero_grad\(\)"):
+            mixed.backward(module(x).sum()) if again == "backward" else mixed.step()
+        module.zero_grad()
+        zero_grad()
+
+
+def test_weights_that_a_master_does_not_know():
+    """They would be overwritten in the next step."""
+    module = nn.Linear(2, 1)
+    mixed = MixedPrecision(module, torch.optim.SGD(module.parameters(), 1.0))
+    x = torch.ones(1, 2, dtype=torch.bfloat16)
+    module.load_state_dict(module.state_dict())  # the same: nothing to say
+    mixed.backward(module(x).sum())
+    module.load_state_dict({"weight": torch.full((1, 2), 7.0), "bias": torch.zeros(1)})
+    with pytest.raises(RuntimeError, match=r"shape \(1, 2\) was written to.*before MixedPrecision"):
+        mixed.step()
+
+
+@pytest.mark.parametrize("wrapper", ["labkit", "torch"])
+def test_a_wrapper_that_spreads_rank_0s_parameters(wrapper):
+    """Rank 1's masters would be others than rank 0's, and replicas drift apart."""
+    first, second = labkit.run(programs.wrapped_with_other_parameters, wrapper, ranks=2).values
+    assert first.startswith("no error")
+    assert second.startswith("RuntimeError: a parameter of shape (8, 4) was written to")
+
+
+def test_a_parameter_that_is_trained_later_is_averaged():
+    assert labkit.run(programs.unfrozen, ranks=2).values == [1.5] * 2
+
+
+def test_masters_are_saved_and_loaded():
+    torch.manual_seed(0)
+    x = torch.ones(1, 2, dtype=torch.bfloat16)
+
+    def made() -> MixedPrecision:
+        module = nn.Linear(2, 1)
+        return MixedPrecision(module, torch.optim.Adam(module.parameters(), 1e-4), scaler=GradScaler(64.0))
+
+    def step(mixed: MixedPrecision) -> None:
+        mixed.zero_grad()
+        mixed.backward(mixed.module(x).sum())
+        mixed.step()
+
+    first, second = made(), made()
+    step(first)
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    assert torch.equal(first.module.weight, second.module.weight)
+    for mixed in (first, second):
+        step(mixed)
+    assert all(torch.equal(a, b) for a, b in zip(first.masters, second.masters, strict=True))
+    with pytest.raises(ValueError, match="state is None: expected what"):
+        second.load_state_dict(None)
+    with pytest.raises(ValueError, match="masters of shapes"):
+        second.load_state_dict({**first.state_dict(), "masters": first.masters[:1]})
+
+
 def test_fp16_gradients_cannot_be_unscaled():
     module = nn.Linear(1, 1).half()
     module(torch.ones(1, 1).half()).sum().backward()
@@ -392,6 +500,8 @@ def test_fp16_gradients_cannot_be_unscaled():
     [
         ({"init_scale": 0}, ValueError, "init_scale=0"),
         ({"init_scale": math.inf}, ValueError, "init_scale=inf"),
+        ({"init_scale": 1e39}, ValueError, "init_scale=1e"),
+        ({"group": "dp"}, TypeError, "group is 'dp': expected a process group"),
         ({"init_scale": "1"}, TypeError, "init_scale is '1'"),
         ({"growth_factor": 1.0}, ValueError, "growth_factor=1.0: expected a number above 1"),
         ({"backoff_factor": 1.0}, ValueError, "backoff_factor=1.0: expected a number above 0, and below 1"),
@@ -415,6 +525,15 @@ def test_what_cannot_be_mixed():
         MixedPrecision(module, torch.optim.SGD)
     with pytest.raises(ValueError, match=r"parameter of shape \(1, 1\) that module has not"):
         MixedPrecision(nn.Linear(1, 1), optimizer)
+    for scaler in (3, torch.amp.GradScaler("cpu")):
+        with pytest.raises(TypeError, match=r"scaler is .*expected labkit"):
+            MixedPrecision(module, optimizer, torch.float16, scaler)
+    wrapped = type("DDP", (nn.Linear,), {"no_sync": None})(1, 1)
+    with pytest.raises(TypeError, match=r"module is DDP.*wrap it after MixedPrecision"):
+        MixedPrecision(wrapped, torch.optim.SGD(wrapped.parameters(), 1.0))
+    for no_optimizer in (None, 3):
+        with pytest.raises(TypeError, match=r"optimizer is .*expected one of torch\.optim"):
+            GradScaler().unscale_(no_optimizer)
     with pytest.raises(TypeError, match="the loss is float"):
         GradScaler().scale(1.0)
     assert module.weight.dtype == torch.float32

@@ -137,6 +137,23 @@ def test_one_parameter_given_twice_counts_once():
     assert clip_grad_norm_([param, param], 10.0).item() == 5.0
 
 
+@pytest.mark.parametrize("p", [2.0, 3.0, INF])
+def test_sparse_and_mixed_gradients(p):
+    """A row looked up twice counts as its sum; element types side by side."""
+    models = [nn.Embedding(9, 3, sparse=sparse) for sparse in (True, False)]
+    others = [[nn.Parameter(torch.zeros(4, dtype=dtype)) for dtype in (torch.float64, torch.bfloat16)] for _ in models]
+    norms = []
+    for model, more in zip(models, others, strict=True):
+        model(torch.tensor([1, 1, 2])).sum().backward()
+        for param in more:
+            param.grad = torch.ones_like(param)
+        norms.append(clip_grad_norm_([more[0], *model.parameters(), more[1]], 1.0, p).item())
+    ones = [2.0] * 3 + [1.0] * 3 + [1.0] * 8
+    assert norms[0] == norms[1] == pytest.approx(torch.tensor(ones).norm(p).item(), rel=1e-6)
+    torch.testing.assert_close(models[0].weight.grad.to_dense(), models[1].weight.grad)
+    assert [param.grad.dtype for param in others[0]] == [torch.float64, torch.bfloat16]
+
+
 def test_nothing_at_all_has_norm_0():
     assert clip_grad_norm_([], 1.0).item() == 0.0
     assert clip_grad_norm_(iter([nn.Parameter(torch.zeros(2))]), 1.0).item() == 0.0
@@ -190,6 +207,7 @@ def test_a_tie_whose_other_stage_is_left_out():
         ({"norm_type": NAN}, ValueError, "norm_type=nan"),
         ({"norm_type": "fro"}, ValueError, "norm_type='fro'"),
         ({"params": nn.Linear(2, 2)}, TypeError, r"params is a Linear: expected parameters, such as model\.parameters"),
+        ({"params": None}, TypeError, "params is None"),
         ({"params": [1.0]}, TypeError, "params holds float"),
         ({"params": nn.Linear(2, 2).named_parameters()}, TypeError, "params holds tuple"),
     ],
@@ -197,6 +215,22 @@ def test_a_tie_whose_other_stage_is_left_out():
 def test_arguments_that_cannot_be_used(arguments, error, says):
     with pytest.raises(error, match=says):
         clip_grad_norm_(**{"params": [nn.Parameter(torch.zeros(1))], "max_norm": 1.0, **arguments})
+
+
+@pytest.mark.parametrize(
+    ("pieces", "says"),
+    [
+        (3, "pieces is int: expected pairs"),
+        (torch.ones(2), "pieces is Tensor"),
+        ([torch.ones(2)], "pieces holds Tensor"),
+        ([(torch.ones(2), None)], "pieces holds tuple"),
+        ([(1.0, Placement())], "a gradient that is float"),
+    ],
+)
+def test_pieces_that_are_none(pieces, says):
+    for call in (total_norm, lambda pieces: clip_pieces_(pieces, 1.0)):
+        with pytest.raises(TypeError, match=says):
+            call(pieces)
 
 
 def test_a_norm_that_is_not_finite_is_an_error_if_asked_for():

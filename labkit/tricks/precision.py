@@ -91,7 +91,7 @@ class MixedPrecision:
         self.masters = [master for _, master in self._pairs]
         self._complete = self._stepped = False
         module.to(dtype)
-        self._written = [working._version for working, _ in self._pairs]
+        self._versions = [-1] * len(self._pairs)
 
     def backward(self, loss: torch.Tensor) -> None:
         """Backward of one micro-batch, scaled; its gradients are added to the masters'.
@@ -191,7 +191,7 @@ class MixedPrecision:
     def _round(self) -> None:
         for working, master in self._pairs:
             working.copy_(master)
-        self._written = [working._version for working, _ in self._pairs]
+        self._versions = [working._version for working, _ in self._pairs]
 
     def _begin_anew(self) -> None:
         """After a step, when its gradients were given up, by whichever zero_grad."""
@@ -199,14 +199,20 @@ class MixedPrecision:
             self._complete = self._stepped = False
 
     def _refuse_others_weights(self) -> None:
-        """Whoever writes to the working copy writes nothing that lasts: the next step puts the master there."""
-        for (working, master), version in zip(self._pairs, self._written, strict=True):
-            if working._version != version and not torch.equal(working, master.to(working.dtype)):
+        """Whoever writes to the working copy writes nothing that lasts: the next step puts the master there.
+
+        At first all values are compared, since a wrapper may write behind autograd's back; then those of a new version.
+        """
+        for n, (working, master) in enumerate(self._pairs):
+            if working._version == self._versions[n]:
+                continue
+            if not torch.equal(working, master.to(working.dtype)):
                 raise RuntimeError(
                     f"a parameter of shape {tuple(working.shape)} was written to (by load_state_dict, or by a wrapper "
                     "that takes over rank 0's), and its master does not know: load weights, and make them equal on all "
                     "ranks, before MixedPrecision; or use its own load_state_dict()"
                 )
+            self._versions[n] = working._version
 
     def _make_complete(self) -> None:
         """Once a step: collected, averaged, unscaled."""

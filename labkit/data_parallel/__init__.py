@@ -8,7 +8,7 @@ from labkit.data_parallel.batches import seed_apart, stop_together, token_mean
 from labkit.data_parallel.buckets import Bucket, assign
 from labkit.data_parallel.hooks import average, compressed_bf16
 from labkit.data_parallel.naive import average_gradients
-from labkit.data_parallel.wrapper import DistributedDataParallel
+from labkit.data_parallel.wrapper import DistributedDataParallel, is_averaged
 
 __all__ = ["Bucket", "DistributedDataParallel", "assign", "average", "average_gradients", "compressed_bf16",
-           "seed_apart", "stop_together", "token_mean"]  # fmt: skip
+           "is_averaged", "seed_apart", "stop_together", "token_mean"]  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -188,6 +188,13 @@ def _mib(name: str, given: float) -> int:
     if not 0 < given < math.inf:
         raise ValueError(f"{name}={given!r}: expected more than 0; 1e-6 is a bucket a parameter")
     return max(1, int(given * 2**20))
+
+
+def is_averaged(params: Iterable[torch.nn.Parameter]) -> bool:
+    """Whether a module under `DistributedDataParallel` holds any of these, so that it averages their gradients."""
+    ours = set(params)
+    return any(wrapper() is not None and not ours.isdisjoint(module.parameters())
+               for module, wrapper in list(_wrapped_by.items()))  # fmt: skip
 
 
 def _trained(module: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:

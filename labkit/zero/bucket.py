@@ -11,12 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from labkit import collectives
 from labkit.collectives import Placement, placement
+from labkit.collectives.placement import is_summed
 from labkit.data_parallel import assign
 from labkit.trace import label
 from labkit.zero import flat as layout
@@ -69,7 +71,9 @@ class FlatBucket:
         self.tensors = [held[piece.at : piece.at + piece.length] for piece in self.pieces]
         self.full: torch.Tensor | None = None
         self.gradient: torch.Tensor | None = None
+        self._under_way: tuple[torch.Tensor, Any] | None = None  # the shard that a reduce-scatter fills, and its handle
         self._filled: set[int] = set()  # members whose gradient is in `full`
+        self._summed: set[int] = set()  # of them, partial ones that `reduce_partial_gradients` has added up
         self.used: set[int] = set()  # members that had a gradient since the last `clear`
         if keep:
             self._open()
@@ -116,14 +120,17 @@ class FlatBucket:
             place.add_(grad)
         else:
             place.copy_(grad)
+        if is_summed(grad):
+            self._summed.add(member)
         self.params[member].grad = None
         self._filled.add(member)
         self.used.add(member)
 
-    def reduce(self) -> None:
+    def reduce(self, async_op: bool = False) -> None:
         """Average the full gradients over the group, and keep this rank's shard. A collective call.
 
-        A member without a gradient brings zeros, and so does the padding.
+        A member without a gradient brings zeros, and so does the padding. With `async_op` it is begun, and `finish`
+        must come before anything else is asked of the bucket.
         """
         full = self._open()
         for member, (start, size) in enumerate(self._places):
@@ -133,13 +140,26 @@ class FlatBucket:
         shard = torch.empty(self.size, dtype=full.dtype, device=full.device)
         self._made(shard)
         with label(bucket=self.number):
-            collectives.reduce_scatter(shard, full, op="avg", group=self.group)
-        sum_partial((shard[p.at : p.at + p.length], placement(self.params[p.index])) for p in self.pieces)
+            work = collectives.reduce_scatter(shard, full, op="avg", group=self.group, async_op=async_op)
+        self._under_way = shard, work
         self._filled.clear()
-        if self.keep:
-            self.gradient = full[self._own].copy_(shard)
+        if not async_op:
+            del full
+            self.finish()
+
+    def finish(self) -> None:
+        """Wait for what `reduce` has begun; then the full gradients are freed."""
+        if self._under_way is None:
             return
-        del full
+        (shard, work), self._under_way = self._under_way, None
+        if work is not None:
+            work.wait()
+        parts = [piece for piece in self.pieces if piece.index not in self._summed]
+        sum_partial((shard[p.at : p.at + p.length], placement(self.params[p.index])) for p in parts)
+        self._summed.clear()
+        if self.keep:
+            self.gradient = self._open()[self._own].copy_(shard)
+            return
         self.full = None
         self.gradient = shard if self.gradient is None else self.gradient.add_(shard)
 
@@ -162,10 +182,12 @@ class FlatBucket:
 
     def clear(self) -> None:
         """Forget all gradients."""
+        self.finish()  # an error has cut short the backward that began it
         self.gradient = None
         if not self.keep:
             self.full = None
         self._filled.clear()
+        self._summed.clear()
         self.used.clear()
         for tensor in self.tensors:
             tensor.grad = None
@@ -187,6 +209,11 @@ class FlatBucket:
             nothing = layout.Piece(member, 0, 0, 0), empty
             yield name, param, *parts.get(member, nothing)
 
+    def follow(self) -> None:
+        """The master takes over what was written into 16-bit parameters since they were gathered: weights, a clamp."""
+        if self.master is not None:
+            torch.where(self.shard == self.master.to(self.dtype), self.master, self.shard, out=self.master)
+
     def gather(self) -> None:
         """Every rank's updated shard, into every rank's parameters. A collective call."""
         if self.master is not None:
@@ -196,7 +223,7 @@ class FlatBucket:
 
     def held(self) -> Iterator[tuple[str, torch.Tensor]]:
         """(category of `labkit.memory`, tensor) of what no module and no optimizer state shows."""
-        for tensor in (self.full, self.gradient):
+        for tensor in (self.full, self.gradient, self._under_way[0] if self._under_way is not None else None):
             if tensor is not None:
                 yield "gradients", tensor
         if self.master is not None:
@@ -207,9 +234,13 @@ def make_buckets(
     params: Sequence[torch.nn.Parameter], names: Mapping[torch.nn.Parameter, str], group: dist.ProcessGroup | None,
     cap: int, grad_dtype: torch.dtype | None, keep: bool, listeners: Listeners,
 ) -> list[FlatBucket]:  # fmt: skip
-    """Buckets of at least `cap` bytes, in the order of backward, where the last parameter's gradient comes first."""
+    """Buckets of at least `cap` bytes, in the order of backward, where the last parameter's gradient comes first.
+
+    What is tied to a parameter of another pipeline stage has a bucket of its own: cut alike there and here, the two are
+    summed by the same ranks in the same order, and stay the same bits.
+    """
     last_first = params[::-1]
-    kinds = [(param.dtype, param.device) for param in last_first]
+    kinds = [(param.dtype, param.device, placement(param).tied) for param in last_first]
     found = [[last_first[i] for i in some] for some in assign([param.nbytes for param in last_first], cap, kinds)]
     return [
         FlatBucket(number, [names[param] for param in some], some, group, grad_dtype, keep, listeners)

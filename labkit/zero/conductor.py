@@ -38,6 +38,7 @@ class Conductor:
         self._finished: list[Unit] = []
         self._backward_runs = False
         self._reductions: list[Reduction] = []  # of one unit, the last that was finished
+        self._pieces = {piece for unit in units for flat in unit.flats for piece in flat.pieces}
         for number, unit in enumerate(self.units, start=-1):
             unit.number, unit.conductor = number, self
 
@@ -71,6 +72,10 @@ class Conductor:
                 raise RuntimeError("the backward before was cut short, so some gradients are there and some are not: "
                                    "call zero_grad() before the next forward")  # fmt: skip
             unit.free()  # kept by a forward whose backward never came: the shards may have changed since
+        for added, param in self.units[0].module.named_parameters():
+            if param not in self._pieces:
+                raise RuntimeError(f"{added} was put into the module since that was sharded, and would not be "
+                                   "averaged: change the module first, then shard it")  # fmt: skip
         self._entering, self._leaving = [], []
 
     def after_forward(self, unit: Unit, inputs: Any, outputs: Any, waits: bool) -> None:
@@ -106,6 +111,9 @@ class Conductor:
 
     def before_backward(self, unit: Unit, version: int, waits: bool) -> None:
         """The gradient of an output has come."""
+        if torch.is_grad_enabled():
+            raise RuntimeError("a backward with create_graph=True, through which another backward could go, needs full "
+                               "parameters that stage 3 has freed by then: use stage 1 or 2")  # fmt: skip
         if not self._backward_runs:
             self._backward_runs, self._finished = True, []
             torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
@@ -193,8 +201,11 @@ def watch(unit: Unit) -> None:
     """From now on the unit's module tells its conductor when it runs, its parameters when their gradients come."""
     waits = False
 
-    def before(_: torch.nn.Module, args: Any, kwargs: Any) -> None:
+    def before(module: torch.nn.Module, args: Any, kwargs: Any) -> None:
         nonlocal waits
+        if module is not unit.module:
+            raise RuntimeError("this module is a copy of a part of a sharded one, and has pieces only: copy the bare "
+                               "module before it is sharded")  # fmt: skip
         waits = unit.conductor.before_forward(unit, (args, kwargs))
 
     def after(_: torch.nn.Module, args: Any, kwargs: Any, outputs: Any) -> None:

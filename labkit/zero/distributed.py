@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from labkit.zero.given import float_type
 from labkit.zero.sharded import ShardedOptimizer
 
 
@@ -44,8 +45,7 @@ class DistributedOptimizer(ShardedOptimizer):
         group: dist.ProcessGroup | None = None, grad_dtype: torch.dtype = torch.float32,
         find_unused_parameters: bool = False, **defaults: Any,
     ) -> None:  # fmt: skip
-        if not isinstance(grad_dtype, torch.dtype) or not grad_dtype.is_floating_point:
-            raise TypeError(f"grad_dtype is {grad_dtype!r}: expected a floating-point type, such as torch.float32")
+        float_type("grad_dtype", grad_dtype, "torch.float32")
         self._set_up(
             module_or_params, optimizer_class, group, float("inf"), find_unused_parameters, defaults, grad_dtype, True
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -10,11 +10,21 @@ import torch.distributed as dist
 from torch.utils._pytree import tree_map
 
 from labkit import device
-from labkit.collectives import check, placement
+from labkit.collectives import check
 from labkit.data_parallel import agreement
 from labkit.zero.conductor import Conductor, watch
-from labkit.zero.given import refuse_averaged, refuse_wrapped
-from labkit.zero.materialise import materialise
+from labkit.zero.given import (
+    MODULE,
+    float_type,
+    refuse_averaged,
+    refuse_sharded,
+    refuse_shared_memory,
+    refuse_unmade,
+    refuse_wrapped,
+    same_options,
+    yes_or_no,
+)
+from labkit.zero.materialise import materialise, refuse_init
 from labkit.zero.unit import Member, Unit
 
 
@@ -46,7 +56,8 @@ class FullyShardedDataParallel(torch.nn.Module):
     does not depend on brings zeros, also where no rank uses it: unlike in one process, an optimizer then decays it.
     There is no ``no_sync()``: to hold full gradients over micro-steps is what stage 3 avoids. Call the wrapper, or its
     blocks, not functions of the module that use parameters outside a forward. Two forwards may come before a backward;
-    a second backward through the same graph gathers again.
+    a second backward through the same graph gathers again; a backward of gradients (``create_graph=True``) is refused.
+    Register hooks on parameters before they are sharded: backward does not know the pieces.
 
     Args:
         module: Any module; the ranks' must be alike, and all take over the values of the group's rank 0. It is changed
@@ -58,7 +69,7 @@ class FullyShardedDataParallel(torch.nn.Module):
         prefetch: How many units are gathered ahead, beside the computation; 0: none, and each reduction is waited for.
         param_dtype: Compute in this type, such as ``torch.bfloat16``: parameters are gathered, and gradients reduced,
             in it, inputs are cast. Shards, their gradients and the optimizer keep the module's own type.
-        init: With a module on the meta device: called with it to initialise it. ``None``: `reset_parameters` of its
+        init: For a module on the meta device: called with it to initialise it. ``None``: `reset_parameters` of its
             outermost modules that have one. Values are those that the same call gives to a whole module from the same
             seed; a module's constructor may draw other ones before that, so to compare, seed and call it once more.
 
@@ -83,13 +94,18 @@ class FullyShardedDataParallel(torch.nn.Module):
         super().__init__()
         check.member(group)
         check.whole_number("prefetch", prefetch, least=0)
-        if param_dtype is not None and not (isinstance(param_dtype, torch.dtype) and param_dtype.is_floating_point):
-            raise TypeError(f"param_dtype={param_dtype!r}: expected a floating-point type, such as torch.bfloat16")
+        yes_or_no(keep_after_forward=keep_after_forward)
+        if param_dtype is not None:
+            float_type("param_dtype", param_dtype, "torch.bfloat16")
         inner = _inner_units(module)
         parts = [module, *(_blocks(module) if blocks is None else _checked(module, blocks))]
         members = _members(parts, inner)
-        _refuse(module, [m for mine in members for m in mine], group)
+        _refuse(module, [m for mine in members for m in mine], group, init)
         _agree(module, inner, [m.param for mine in members for m in mine], group)
+        same_options(
+            group, device.current(), keep_after_forward=keep_after_forward, prefetch=prefetch, param_dtype=param_dtype,
+            blocks=[name for part in parts for name, other in module.named_modules() if other is part],
+        )  # fmt: skip
         self.module, self.group, self.param_dtype = module, group, param_dtype
         on = _device(members)
         units = [Unit(part, mine, group, on, param_dtype, keep_after_forward)
@@ -99,6 +115,12 @@ class FullyShardedDataParallel(torch.nn.Module):
         place = {part: n for n, part in enumerate(module.modules())}
         self.conductor = Conductor(sorted([*units, *inner], key=lambda unit: place[unit.module]), prefetch)
         materialise(module, units, init, group, on)
+        agreement.spread([buffer for _, buffer in agreement.saved_buffers(module)], group)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError("a module in FullyShardedDataParallel cannot be copied or pickled, since ranks share it: copy "
+                        "the bare module before; labkit.zero.save and consolidate give the whole; an average over "
+                        "steps needs copies of parameters() only, this rank's pieces")  # fmt: skip
 
     @property
     def units(self) -> list[Unit]:
@@ -109,7 +131,7 @@ class FullyShardedDataParallel(torch.nn.Module):
         """The module's own forward.
 
         Raises:
-            RuntimeError: A parameter was replaced, moved, frozen or unfrozen since the module was sharded.
+            RuntimeError: A parameter was added, replaced, moved, frozen or unfrozen since the module was sharded.
         """
         if self.param_dtype is not None:
             args, kwargs = tree_map(self._cast, (args, kwargs))
@@ -167,7 +189,9 @@ def _checked(module: torch.nn.Module, blocks: Sequence[torch.nn.Module]) -> Sequ
     Raises:
         TypeError, ValueError: These are no parts of the module.
     """
-    parts = set(module.modules()) - {module}
+    if not isinstance(blocks, Iterable):
+        raise TypeError(f"blocks is {type(blocks).__name__}: expected modules in a list, such as [*model.blocks]")
+    blocks, parts = list(blocks), set(module.modules()) - {module}
     for number, block in enumerate(blocks):
         if not isinstance(block, torch.nn.Module):
             raise TypeError(f"blocks[{number}] is {type(block).__name__}: expected a torch.nn.Module")
@@ -195,20 +219,23 @@ def _members(parts: Sequence[torch.nn.Module], inner: list[Unit]) -> list[list[M
     return of
 
 
-def _refuse(module: torch.nn.Module, members: list[Member], group: dist.ProcessGroup | None) -> None:
+def _refuse(module: torch.nn.Module, members: list[Member], group: dist.ProcessGroup | None, init: Any) -> None:
     """
     Raises:
         TypeError, ValueError: The module's parameters cannot be sharded.
     """
-    refuse_wrapped(module)
-    refuse_averaged([member.param for member in members])
+    refuse_wrapped(module, MODULE)
+    refuse_averaged([member.param for member in members], MODULE)
+    refuse_init(module, init)
     for member in members:
+        refuse_unmade(member.name, member.param)
+        refuse_sharded(member.name, member.param, group)
+        if member.param.is_complex():
+            raise TypeError(f"{member.name} is {member.param.dtype}: expected real numbers")
         if hasattr(member.param, "__tensor_flatten__"):
             raise TypeError(f"{member.name} is a {type(member.param).__name__}: expected a plain parameter, not one "
                             "that another library has sharded already")  # fmt: skip
-        if any(other is group for other in placement(member.param).sharded):
-            raise ValueError(f"{member.name} is sharded over this group already: give the data-parallel group as "
-                             "group=, not the tensor-parallel one")  # fmt: skip
+    refuse_shared_memory({member.param: member.name for member in members})
 
 
 def _agree(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
@@ -10,34 +11,43 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from labkit.data_parallel import DistributedDataParallel, agreement
-from labkit.data_parallel.wrapper import _wrapped_by
+from labkit.collectives import placement
+from labkit.data_parallel import DistributedDataParallel, agreement, is_averaged
 
 #: A parameter group as torch.optim knows it: ``"params"``, and options of its own.
 Group = dict[str, Any]
 
 
-def groups_and_names(given: Any) -> tuple[list[Group], dict[torch.nn.Parameter, str]]:
+#: What averages gradients here, in errors.
+OPTIMIZER, MODULE = "this optimizer", "FullyShardedDataParallel"
+
+
+def groups_and_names(given: Any, over: dist.ProcessGroup | None) -> tuple[list[Group], dict[torch.nn.Parameter, str]]:
     """Parameter groups, and what each parameter is called.
 
     Args:
         given: A module, parameters, (name, parameter) pairs, or dictionaries with either under ``"params"``.
+        over: The group over which they are to be sharded.
 
     Raises:
         TypeError, ValueError: There is no parameter to train, or one that cannot be sharded.
     """
     if isinstance(given, torch.nn.Module):
-        refuse_wrapped(given)
+        refuse_wrapped(given, OPTIMIZER)
         given = list(given.named_parameters())
     elif isinstance(given, torch.Tensor) or not isinstance(given, Iterable):
         raise TypeError(f"module_or_params is {type(given).__name__}: expected a module, or its parameters in a list")
     found = list(given)
+    if any(isinstance(each, Mapping) != isinstance(found[0], Mapping) for each in found):
+        raise TypeError("module_or_params holds parameters beside dictionaries: expected either")
     named: list[Any] = [dict(g) for g in found] if found and isinstance(found[0], Mapping) else [{"params": found}]
     names: dict[torch.nn.Parameter, str] = {}
     for group in named:
         params = group.get("params", ())
+        if not isinstance(params, Iterable):
+            raise TypeError(f"a group's 'params' is {type(params).__name__}: expected parameters in a list")
         group["params"] = [_named(p, names) for p in ([params] if isinstance(params, torch.Tensor) else params)]
-    _check(names)
+    _check(names, over)
     return named, names
 
 
@@ -45,17 +55,22 @@ def _named(given: Any, names: dict[torch.nn.Parameter, str]) -> torch.nn.Paramet
     name, param = given if isinstance(given, tuple) and len(given) == 2 else (str(len(names)), given)
     if not isinstance(param, torch.nn.Parameter):
         raise TypeError(f"module_or_params holds {type(param).__name__}: expected parameters")
+    if not isinstance(name, str):
+        raise TypeError(f"{name!r} is no name: expected (name, parameter) pairs, as of module.named_parameters()")
+    if param not in names and name in names.values():
+        raise ValueError(f"two parameters have the name {name!r}, under which state is saved: give each its own")
     names.setdefault(param, name)
     return param
 
 
-def _check(names: Mapping[torch.nn.Parameter, str]) -> None:
-    refuse_averaged(names)
+def _check(names: Mapping[torch.nn.Parameter, str], over: dist.ProcessGroup | None) -> None:
+    refuse_averaged(names, OPTIMIZER)
     trained = [param for param in names if param.requires_grad]
     if not trained:
         raise ValueError("there is no trained parameter: expected at least one with requires_grad")
-    seen: dict[int, list[tuple[int, int, str]]] = {}
     for param, name in names.items():
+        refuse_unmade(name, param)
+        refuse_sharded(name, param, over)
         if param.is_meta:
             raise ValueError(f"{name} is on the meta device and holds no values: give the module memory first "
                              "(module.to_empty(device=…), then initialise it)")  # fmt: skip
@@ -64,6 +79,44 @@ def _check(names: Mapping[torch.nn.Parameter, str]) -> None:
                             "library has sharded already")  # fmt: skip
         if param.requires_grad and not param.dtype.is_floating_point:
             raise TypeError(f"{name} is {param.dtype}: expected floats, whose gradients have a mean")
+    refuse_shared_memory(names)
+
+
+def refuse_unmade(name: str, param: torch.nn.Parameter) -> None:
+    """
+    Raises:
+        ValueError: A lazy layer has not seen its first input.
+    """
+    if isinstance(param, torch.nn.UninitializedParameter):
+        raise ValueError(f"{name} has no shape yet: call the module once, so that its lazy layers are made")
+
+
+def refuse_sharded(name: str, param: torch.nn.Parameter, group: dist.ProcessGroup | None) -> None:
+    """
+    Raises:
+        ValueError: The parameter is a shard already, of a tensor that lies on the ranks of this group.
+    """
+    ranks = _ranks(group)
+    if any(other is group or _ranks(other) == ranks for other in placement(param).sharded):
+        raise ValueError(
+            f"{name} is sharded over this group already: give the data-parallel group as group=, not the "
+            "tensor-parallel one; what FullyShardedDataParallel has sharded takes torch's own optimizer"
+        )
+
+
+def _ranks(group: dist.ProcessGroup | None) -> list[int]:
+    return dist.get_process_group_ranks(dist.group.WORLD if group is None else group)
+
+
+def refuse_shared_memory(names: Mapping[torch.nn.Parameter, str]) -> None:
+    """
+    Raises:
+        ValueError: Two parameters lie in one memory.
+    """
+    seen: dict[int, list[tuple[int, int, str]]] = {}
+    for param, name in names.items():
+        if param.is_meta:
+            continue
         begin = param.data_ptr()
         seen.setdefault(param.untyped_storage().data_ptr(), []).append((begin, begin + param.nbytes, name))
     for places in seen.values():
@@ -74,27 +127,45 @@ def _check(names: Mapping[torch.nn.Parameter, str]) -> None:
                                  "make them one (head.weight = embedding.weight)")  # fmt: skip
 
 
-def refuse_wrapped(module: torch.nn.Module) -> None:
+def refuse_wrapped(module: torch.nn.Module, by: str) -> None:
     """
     Raises:
-        ValueError: The module averages its gradients itself.
+        ValueError: The module averages its gradients itself, and so would `by`.
     """
     if any(isinstance(part, DistributedDataParallel | torch.nn.parallel.DistributedDataParallel)
            for part in module.modules()):  # fmt: skip
-        raise ValueError("the module is wrapped in DistributedDataParallel, which averages gradients, and so does this "
-                         "optimizer: give it the bare module")  # fmt: skip
+        raise ValueError("the module is wrapped in DistributedDataParallel, which averages gradients, and so does "
+                         f"{by}: give it the bare module")  # fmt: skip
 
 
-def refuse_averaged(params: Iterable[torch.nn.Parameter]) -> None:
+def refuse_averaged(params: Iterable[torch.nn.Parameter], by: str) -> None:
     """
     Raises:
-        ValueError: labkit's DistributedDataParallel has hooks on a parameter.
+        ValueError: labkit's DistributedDataParallel has hooks on a parameter, which `by` would average too.
     """
-    ours = set(params)
-    for module, wrapper in list(_wrapped_by.items()):
-        if wrapper() is not None and not ours.isdisjoint(module.parameters()):
-            raise ValueError("the parameters are those of a module under DistributedDataParallel, which averages "
-                             "gradients, and so does this optimizer: do not wrap the module")  # fmt: skip
+    if is_averaged(params):
+        raise ValueError("the parameters are those of a module under DistributedDataParallel, which averages "
+                         f"gradients, and so does {by}: do not wrap the module")  # fmt: skip
+
+
+def same_options(group: dist.ProcessGroup | None, on: torch.device, **options: Any) -> None:
+    """Ranks with other options would cut other buckets, and send what nobody receives.
+
+    Raises:
+        ValueError: On every rank: what was given to one is not what was given to rank 0 of the group.
+    """
+    told = agreement.gather_text(json.dumps({name: str(value) for name, value in options.items()}), group, on)
+    first = json.loads(told[0])
+    for rank, other in enumerate(map(json.loads, told)):
+        for name, value in other.items():
+            if value != first[name]:
+                raise ValueError(f"{name} is {first[name]} on rank 0 of the group, {value} on rank {rank}: give all "
+                                 "ranks the same")  # fmt: skip
+
+
+def plain(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Of an optimizer's options those that are comparable as text."""
+    return {key: value for key, value in options.items() if isinstance(value, str | int | float | tuple | None)}
 
 
 def check_element_wise(
@@ -141,6 +212,17 @@ def _walk(tensors: list[torch.Tensor], optimizer: torch.optim.Optimizer) -> None
 def _refusal(optimizer_class: type, why: str) -> str:
     return (f"{optimizer_class.__name__} is not element-wise: {why}; a rank holds pieces of parameters, cut anywhere: "
             "use AdamW, Adam, SGD, RMSprop, Adagrad or another that treats each element alone")  # fmt: skip
+
+
+def yes_or_no(**options: Any) -> None:
+    for name, value in options.items():
+        if not isinstance(value, bool):
+            raise TypeError(f"{name} is {value!r}: expected True or False")
+
+
+def float_type(name: str, value: Any, such_as: str) -> None:
+    if not isinstance(value, torch.dtype) or not value.is_floating_point or value.itemsize < 2:
+        raise TypeError(f"{name} is {value!r}: expected a floating-point type of 16 bits or more, such as {such_as}")
 
 
 def bucket_bytes(mib: float) -> int:

@@ -143,6 +143,19 @@ def materialise(
         holder._buffers[name] = buffers[key(buffer)].as_strided(buffer.shape, buffer.stride(), buffer.storage_offset())
 
 
+def refuse_init(module: torch.nn.Module, init: Any) -> None:
+    """
+    Raises:
+        TypeError, ValueError: It cannot be called, or there is nothing for it to do.
+    """
+    if init is None:
+        return
+    if not callable(init):
+        raise TypeError(f"init is {init!r}: expected a function of the module")
+    if not any(t.is_meta for t in (*module.parameters(), *module.buffers())):
+        raise ValueError("init= is for a module on the meta device, and this one has its values: leave init out")
+
+
 def _reset(module: torch.nn.Module, mode: Materialising) -> None:
     """From the outside in, until everything has values: a transformer's own initialisation goes before its layers'."""
     for part in module.modules():

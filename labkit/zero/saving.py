@@ -11,6 +11,7 @@ whole, or not at all, whenever a rank is killed.
 from __future__ import annotations
 
 import os
+import pickle
 import re
 import shutil
 import warnings
@@ -23,6 +24,7 @@ import torch.distributed as dist
 
 from labkit.collectives import check
 from labkit.zero.stored import Stored
+from labkit.zero.together import plain_errors, together
 
 _COMPLETE, _REST = re.compile(r"step-(\d{8,})"), "rest"
 
@@ -47,6 +49,8 @@ def save(
 
     Raises:
         TypeError, ValueError: An argument cannot be used; the step is saved already; two groups have one `part`.
+        RuntimeError: On the ranks that could, where another one cannot.
+        OSError: Something cannot be written, such as on a full disk; what there is stays no save. On every rank.
 
     >>> path = save("runs", step, model, optimizer)                            # doctest: +SKIP
 
@@ -54,27 +58,37 @@ def save(
     """
     import torch.distributed.checkpoint as dcp
 
-    check.whole_number("step", step, least=0)
-    final = Path(directory) / f"step-{step:08d}"
+    def prepare() -> tuple[Path, Stored]:
+        _check(directory, module, optimizer, part)
+        check.member(group)
+        check.whole_number("step", step, least=0)
+        _check_extra(extra)
+        return Path(directory) / f"step-{step:08d}", Stored(module, optimizer)
+
+    final, stored = together(prepare)
     _agree(group, part, final)
     unfinished = final.with_name(f".{final.name}.part")
-    if dist.get_rank() == 0:
-        for left in final.parent.glob(".step-*.part"):
-            shutil.rmtree(left)
-        unfinished.mkdir(parents=True)
-    dist.barrier()
-    stored = Stored(module, optimizer)
-    rest = {**_merged(stored.rest(), group), "extra": extra, "ranks": dist.get_world_size(group)}
+    together(lambda: _begin(unfinished), by_first=True)
+    rest = {**_merged({**stored.rest(), "extra": extra}, group), "ranks": dist.get_world_size(group)}
     planner = dcp.DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-    writer = dcp.FileSystemWriter(unfinished / part, overwrite=False)  # it syncs each file
-    dcp.save({**stored.writes(), _REST: rest}, storage_writer=writer, planner=planner, process_group=group)
-    dist.barrier()
-    if dist.get_rank() == 0:
-        _sync(*(folder for folder in (unfinished, *unfinished.iterdir()) if folder.is_dir()))
-        unfinished.rename(final)
-        _sync(final.parent)
-    dist.barrier()
+    with plain_errors():
+        writer = dcp.FileSystemWriter(unfinished / part, overwrite=False)  # it syncs each file
+        dcp.save({**stored.writes(), _REST: rest}, storage_writer=writer, planner=planner, process_group=group)
+    together(lambda: None)
+    together(lambda: _complete_save(unfinished, final), by_first=True)
     return final
+
+
+def _begin(unfinished: Path) -> None:
+    for left in unfinished.parent.glob(".step-*.part"):
+        shutil.rmtree(left)
+    unfinished.mkdir(parents=True)
+
+
+def _complete_save(unfinished: Path, final: Path) -> None:
+    _sync(*(folder for folder in (unfinished, *unfinished.iterdir()) if folder.is_dir()))
+    unfinished.rename(final)
+    _sync(final.parent)
 
 
 def latest(directory: str | os.PathLike) -> Path | None:
@@ -99,16 +113,21 @@ def load(
 
     Raises:
         FileNotFoundError: There is no such save.
-        ValueError: It is of another model, or has no optimizer.
+        TypeError, ValueError: An argument cannot be used; the save is of another model or optimizer, or has none.
+        RuntimeError: On the ranks that could, where another one cannot.
     """
     import torch.distributed.checkpoint as dcp
 
-    folder = _folder(path, part)
-    reader = dcp.FileSystemReader(folder)
-    saved = reader.read_metadata().state_dict_metadata
-    stored = Stored(module, optimizer)
+    check.member(group)
+
+    def prepare() -> tuple[Path, Any, Stored]:
+        _check(path, module, optimizer, part)
+        folder = _folder(path, part)
+        return folder, dcp.FileSystemReader(folder).read_metadata().state_dict_metadata, Stored(module, optimizer)
+
+    folder, saved, stored = together(prepare, group)
     rest = _read({}, folder, group)
-    stored.expect(rest, saved)
+    together(lambda: stored.expect(rest, saved), group)
     _read(stored.reads(), folder, group)
     stored.finish(rest)
     return rest["extra"]
@@ -147,7 +166,7 @@ def _read(into: dict[str, Any], folder: Path, group: dist.ProcessGroup | None, a
 
     wanted = {**into, _REST: None}
     planner = dcp.DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), plain_errors():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # as is meant, outside of ranks
         dcp.load(
             wanted, storage_reader=dcp.FileSystemReader(folder), planner=planner, process_group=group, no_dist=alone
@@ -156,7 +175,8 @@ def _read(into: dict[str, Any], folder: Path, group: dist.ProcessGroup | None, a
 
 
 def _complete(directory: str | os.PathLike) -> list[tuple[int, Path]]:
-    found = [(_COMPLETE.fullmatch(path.name), path) for path in Path(directory).glob("step-*")]
+    found = [(_COMPLETE.fullmatch(path.name), path) for path in Path(directory).glob("step-*")
+             if any(path.glob("*/.metadata"))]  # fmt: skip
     return [(int(match[1]), path) for match, path in found if match]
 
 
@@ -173,14 +193,34 @@ def _folder(path: str | os.PathLike, part: str) -> Path:
     return folder
 
 
+def _check(path: Any, module: Any, optimizer: Any, part: Any) -> None:
+    """
+    Raises:
+        TypeError, ValueError: An argument cannot be used.
+    """
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"the folder is {path!r}: expected a path")
+    if not isinstance(module, torch.nn.Module):
+        raise TypeError(f"module is {type(module).__name__}: expected a torch.nn.Module")
+    if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(f"optimizer is {optimizer!r}: expected an optimizer, or None")
+    if not isinstance(part, str) or not re.fullmatch(r"\w[\w.-]*", part):
+        raise ValueError(f"part={part!r}: expected a name for a folder, such as 'tp0'")
+
+
+def _check_extra(extra: Any) -> None:
+    try:
+        pickle.dumps(extra)
+    except Exception as error:
+        raise TypeError(f"extra cannot be pickled ({error}): expected numbers, text, tensors, or a state_dict of what "
+                        "is to come back") from error  # fmt: skip
+
+
 def _agree(group: dist.ProcessGroup | None, part: str, final: Path) -> None:
     """
     Raises:
-        TypeError, ValueError: On every rank: the step is there already, or the parts are no parts.
+        ValueError: On every rank: the step is there already, or the parts are no parts.
     """
-    check.member(group)
-    if not isinstance(part, str) or not re.fullmatch(r"\w[\w.-]*", part):
-        raise ValueError(f"part={part!r}: expected a name for a folder, such as 'tp0'")
     ranks = tuple(dist.get_process_group_ranks(dist.group.WORLD if group is None else group))
     told: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(told, (part, ranks, str(final), final.exists()))

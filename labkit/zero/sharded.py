@@ -7,6 +7,7 @@ stage 2 does during backward is in `stage_two`.
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -21,7 +22,18 @@ from labkit.collectives import check
 from labkit.tricks.norm import clip_pieces_
 from labkit.zero import state
 from labkit.zero.bucket import FlatBucket, Listeners, make_buckets
-from labkit.zero.given import Group, bucket_bytes, check_element_wise, groups_and_names, take_over
+from labkit.zero.given import (
+    OPTIMIZER,
+    Group,
+    bucket_bytes,
+    check_element_wise,
+    groups_and_names,
+    plain,
+    refuse_averaged,
+    same_options,
+    take_over,
+    yes_or_no,
+)
 from labkit.zero.stage_two import Arrivals
 from labkit.zero.state import Shard
 
@@ -41,7 +53,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
     (k+1)Ψ(N−1)/N, since each micro-step's gradients leave at once; with `no_sync` they stay, and cost their memory.
 
     Parameters in 16 bits get fp32 masters, sharded as the moments are: with Adam 2+2+12/N bytes a parameter at stage
-    1, 2+14/N at stage 2. Load the model's weights before: masters are copied from them once.
+    1, 2+14/N at stage 2. What is written into parameters between steps, such as loaded weights, reaches the masters.
 
     A parameter without a gradient brings zeros, on which momentum and weight decay go on acting, unlike in one process.
     `find_unused_parameters` leaves alone what no rank has used.
@@ -55,6 +67,9 @@ class ShardedOptimizer(torch.optim.Optimizer):
         group: The data-parallel group, next to tensor parallelism too; ``None`` is the world.
         bucket_cap_mb: MiB at which a bucket is closed.
         find_unused_parameters: Find out together, by one all-reduce of a byte a parameter, what nobody used.
+        overlap: Stage 2: start a full bucket's reduce-scatter beside the rest of backward, and wait for it before the
+            next one starts. Then a rank holds the full gradients of two buckets at most, where ranks agree on the
+            order of gradients, not of one.
         **defaults: The optimizer's own: ``lr=3e-4``. Its `param_groups` are the whole parameters; learning-rate
             schedulers work.
 
@@ -74,6 +89,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
     """
 
     _built = False
+    stage = 1
+    overlap = False
     _arrivals: Arrivals | None
     _names: dict[torch.nn.Parameter, str]
     _listeners: Listeners
@@ -83,14 +100,17 @@ class ShardedOptimizer(torch.optim.Optimizer):
     def __init__(
         self, module_or_params: Any, optimizer_class: type[torch.optim.Optimizer], stage: int = 1,
         group: dist.ProcessGroup | None = None, bucket_cap_mb: float = 25, find_unused_parameters: bool = False,
-        **defaults: Any,
+        overlap: bool = False, **defaults: Any,
     ) -> None:  # fmt: skip
-        if stage not in (1, 2):
+        if type(stage) is not int or stage not in (1, 2):
             raise ValueError(f"stage={stage!r}: expected 1 or 2; stage 3 is FullyShardedDataParallel")
+        yes_or_no(overlap=overlap)
+        if overlap and stage == 1:
+            raise ValueError("overlap=True with stage=1, which reduces when backward has ended: expected stage=2")
+        self.stage, self.overlap = stage, overlap
         self._set_up(module_or_params, optimizer_class, group, bucket_cap_mb, find_unused_parameters, defaults)
-        self.stage = stage
         if stage == 2:
-            self._arrivals = Arrivals(self.buckets, self._backward_ended)
+            self._arrivals = Arrivals(self.buckets, self._backward_ended, overlap)
 
     def _set_up(
         self, module_or_params: Any, optimizer_class: type[torch.optim.Optimizer], group: dist.ProcessGroup | None,
@@ -98,8 +118,10 @@ class ShardedOptimizer(torch.optim.Optimizer):
         keep: bool = False,
     ) -> None:  # fmt: skip
         check.member(group)
+        yes_or_no(find_unused_parameters=find_unused)
         cap = bucket_bytes(bucket_cap_mb)
-        groups, self._names = groups_and_names(module_or_params)
+        groups, self._names = groups_and_names(module_or_params, group)
+        self._module = weakref.ref(module_or_params) if isinstance(module_or_params, torch.nn.Module) else None
         trained = [param for param in self._names if param.requires_grad]
         check_element_wise(optimizer_class, defaults, groups, trained[0].device)
         self.group, self.find_unused_parameters = group, find_unused
@@ -107,6 +129,11 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._moved = self._complete = self._warned = False
         self._listeners = OrderedDict()
         take_over(module_or_params, list(self._names), group)
+        same_options(
+            group, trained[0].device, stage=self.stage, bucket_cap_mb=bucket_cap_mb, overlap=self.overlap,
+            optimizer_class=optimizer_class.__name__, find_unused_parameters=find_unused, grad_dtype=grad_dtype,
+            defaults=plain(defaults), groups=[[[self._names[p] for p in g["params"]], plain(g)] for g in groups],
+        )  # fmt: skip
         self.buckets = make_buckets(trained, self._names, group, cap, grad_dtype, keep, self._listeners)
         self._make_inner(optimizer_class, groups, defaults)
 
@@ -123,6 +150,16 @@ class ShardedOptimizer(torch.optim.Optimizer):
         super().__init__(groups, self.inner.defaults)
         self.state = self.inner.state
         self._built = True
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(f"a {type(self).__name__} cannot be copied or pickled: its memory is that of the module's "
+                        "parameters; state_dict() has this rank's part, labkit.zero.save saves all")  # fmt: skip
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """torch.amp.GradScaler asks before it steps. It looks for gradients on the parameters, where none are left."""
+        raise TypeError("torch.amp.GradScaler does not know shards, and skips a step on one rank alone: use "
+                        "labkit.tricks.GradScaler")  # fmt: skip
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Only while it is made: buckets are cut once.
@@ -229,6 +266,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self.reduce_gradients()
         for mine, theirs in zip(self.inner.param_groups, self.param_groups, strict=True):
             mine.update({key: value for key, value in theirs.items() if key != "params"})  # a scheduler's new rate
+        for bucket in self.buckets:
+            bucket.follow()
         self.inner.step()
         for bucket in self.buckets:
             bucket.gather()
@@ -249,6 +288,12 @@ class ShardedOptimizer(torch.optim.Optimizer):
             self._arrivals.reset()
 
     def _check_unchanged(self) -> None:
+        refuse_averaged(self._names, OPTIMIZER)
+        module = self._module() if self._module is not None else None
+        for name, param in module.named_parameters() if module is not None else ():
+            if param.requires_grad and param not in self._names:
+                raise RuntimeError(f"{name} was put into the module since the optimizer was made, so a step would not "
+                                   "reach it: change the module first, or make the optimizer anew")  # fmt: skip
         for bucket in self.buckets:
             for member, name in enumerate(bucket.names):
                 if not bucket.is_intact(member):
@@ -271,6 +316,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
         It is all that another number of ranks needs: put each parameter's runs together in the order of the ranks,
         cut anew, and give `load_state_dict` the runs that are this rank's then.
         """
+        for bucket in self.buckets:
+            bucket.follow()
         return state.shards(self.buckets, self.state)
 
     def state_dict(self) -> dict[str, Any]:  # type: ignore[override]
@@ -280,13 +327,13 @@ class ShardedOptimizer(torch.optim.Optimizer):
             ``"state"``: name → state of this rank's run, with ``"master"`` for 16-bit parameters; ``"runs"``: name →
             (offset, length); ``"param_groups"``: torch's, with names.
         """
-        return state.saved(self.buckets, self.state, self.param_groups, self._names)
+        return state.saved(self.shards(), self.buckets, self.param_groups, self._names)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take over what `state_dict` gave, on the same rank of as many; `shards` says what other numbers need.
 
         Raises:
-            ValueError: It is of other parameters, or of other runs of them.
+            TypeError, ValueError: It is no such state, of other parameters, or of other runs of them.
         """
         state.load(self, state_dict)
 
@@ -298,7 +345,13 @@ class ShardedOptimizer(torch.optim.Optimizer):
             yield from bucket.held()
 
     def register_gradient_hook(self, hook: Callable[[torch.Tensor], None]) -> RemovableHandle:
-        """`hook` is called with each buffer of gradients when it is made."""
+        """`hook` is called with each buffer of gradients when it is made.
+
+        Raises:
+            TypeError: It cannot be called.
+        """
+        if not callable(hook):
+            raise TypeError(f"hook is {hook!r}: expected a function of one tensor")
         handle = RemovableHandle(self._listeners)
         self._listeners[handle.id] = hook
         return handle

@@ -19,13 +19,14 @@ class Arrivals:
     Args:
         buckets: In the order in which they leave.
         ended: Called when a backward has ended and every bucket has been reduced.
+        overlap: A bucket is reduced beside the rest of backward, until the next one is to leave.
 
     Attributes:
         sync: Whether a backward reduces; ``False``: gradients stay on the parameters.
     """
 
-    def __init__(self, buckets: Sequence[FlatBucket], ended: Callable[[], None]) -> None:
-        self.buckets, self._ended = buckets, ended
+    def __init__(self, buckets: Sequence[FlatBucket], ended: Callable[[], None], overlap: bool) -> None:
+        self.buckets, self._ended, self._overlap = buckets, ended, overlap
         self.sync = True
         self._waits_for: list[set[int]] = []
         self._next = 0
@@ -67,8 +68,14 @@ class Arrivals:
         torch.autograd.Variable._execution_engine.queue_callback(self._end)
 
     def _reduce_next(self) -> None:
-        self.buckets[self._next].reduce()
+        self._finish()
+        self.buckets[self._next].reduce(async_op=self._overlap)
         self._next += 1
+
+    def _finish(self) -> None:
+        """Of the bucket before."""
+        if self._overlap and self._next:
+            self.buckets[self._next - 1].finish()
 
     @torch.no_grad()
     def _end(self) -> None:
@@ -76,6 +83,7 @@ class Arrivals:
             for member in self._waits_for[self._next]:  # what a backward under `no_sync` has left
                 self.buckets[self._next].take(member)
             self._reduce_next()
+        self._finish()
         self._backward = None
         self._ended()
 

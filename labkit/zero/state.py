@@ -42,11 +42,10 @@ def shards(buckets: Sequence[FlatBucket], state: Mapping[torch.Tensor, Mapping[s
 
 
 def saved(
-    buckets: Sequence[FlatBucket], state: Mapping[torch.Tensor, Mapping[str, Any]], groups: Sequence[Mapping[str, Any]],
+    mine: Sequence[Shard], buckets: Sequence[FlatBucket], groups: Sequence[Mapping[str, Any]],
     names: Mapping[torch.nn.Parameter, str],
 ) -> dict[str, Any]:  # fmt: skip
     """See `ShardedOptimizer.state_dict`."""
-    mine = shards(buckets, state)
     with_master = {name for bucket in buckets if bucket.master is not None for name in bucket.names}
     return {
         "state": {s.name: {**s.state, **({"master": s.tensor} if s.name in with_master else {})}
@@ -61,8 +60,13 @@ def load(optimizer: Any, given: Mapping[str, Any]) -> None:
     """See `ShardedOptimizer.load_state_dict`.
 
     Raises:
-        ValueError: `given` is of other parameters, or of other runs of them.
+        TypeError, ValueError: `given` is no such state, of other parameters, or of other runs of them.
     """
+    if not isinstance(given, Mapping):
+        raise TypeError(f"the state is {type(given).__name__}: expected what state_dict() of a sharded optimizer gave")
+    if missing := {"state", "runs", "param_groups"} - set(given):
+        raise ValueError(f"the state has no {min(missing)!r}: expected what state_dict() of a sharded optimizer gave, "
+                         "not of torch's own")  # fmt: skip
     mine = optimizer.state_dict()
     here, there = mine["runs"], dict(given["runs"])
     for name in {**here, **there}:
@@ -79,6 +83,9 @@ def load(optimizer: Any, given: Mapping[str, Any]) -> None:
             shard.tensor.copy_(master)
         if shard.length:
             optimizer.state[shard.tensor] = {key: _copy(value, shard.tensor) for key, value in values.items()}
+    for bucket in optimizer.buckets:
+        if bucket.master is not None:  # also where the module's weights are loaded later, or not at all
+            bucket.shard.copy_(bucket.master)
 
 
 def _copy(value: Any, like: torch.Tensor) -> Any:

@@ -146,6 +146,11 @@ class Stored:
             raise ValueError("the save has no optimizer: call load without one")
         if [group["params"] for group in self._groups] != [group["params"] for group in rest["groups"]]:
             raise ValueError("the save's parameter groups hold other parameters than this optimizer's")
+        for group, other in zip(self._groups, rest["groups"], strict=True):
+            ours, saved = set(group) - set(other), set(other) - set(group)
+            if ours & set(getattr(self.optimizer, "defaults", ())) and saved:
+                raise ValueError(f"the save's optimizer has {sorted(saved)}, this one {sorted(ours)}: expected one of "
+                                 "the same class")  # fmt: skip
 
     def reads(self) -> dict[str, Run]:
         """Key → room for this rank's run."""

@@ -97,7 +97,7 @@ def refuse_sharded(name: str, param: torch.nn.Parameter, group: dist.ProcessGrou
         ValueError: The parameter is a shard already, of a tensor that lies on the ranks of this group.
     """
     ranks = _ranks(group)
-    if any(other is group or _ranks(other) == ranks for other in placement(param).sharded):
+    if len(ranks) > 1 and any(_ranks(other) == ranks for other in placement(param).sharded):
         raise ValueError(
             f"{name} is sharded over this group already: give the data-parallel group as group=, not the "
             "tensor-parallel one; what FullyShardedDataParallel has sharded takes torch's own optimizer"

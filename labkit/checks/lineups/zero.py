@@ -294,7 +294,7 @@ def held(case: Case, values: list[list[Backward]], wanted: list[list[Backward]])
 LINEUP = Lineup(
     "07",
     Exercise(
-        name="zero",
+        name="ZeRO",
         number="",
         cases=(Case(3, 1),),
         call=call,

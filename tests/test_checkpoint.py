@@ -396,11 +396,14 @@ def held_in_segments(layers, segments, x, mode="light", **options):
     return forward, meter.highest["activations"]
 
 
-@pytest.mark.parametrize("layers", [16, 64])
-def test_memory_at_every_number_of_segments(layers):
+@pytest.mark.parametrize(
+    ("layers", "cs"),
+    [(16, range(1, 17)), (64, [1, 8, 33, 40, 64]), pytest.param(64, range(1, 65), marks=pytest.mark.soak)],
+)
+def test_memory_at_every_number_of_segments(layers, cs):
     """c·A_in + ⌈L/c⌉·A_int, less one input, which the formula counts twice."""
     model, a_in, a_int = [Small() for _ in range(layers)], 4 * 5 * H, 4 * 5 * (H + 3 * H)
-    for c in range(1, layers + 1):
+    for c in cs:
         forward, peak = held_in_segments(model, c, leaf(5, H))
         assert forward == c * a_in
         assert peak == segmented_terms(layers, c, a_in, a_int).total, c

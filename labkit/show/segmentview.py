@@ -174,8 +174,9 @@ class View:
         yield root, nearest, words, "lk-wrong", "lk-wrong"
         ratio = f"{chart.inside / chart.kept:.3g}"
         if chart.best < n:
-            words = say("segments.best", ratio=ratio, c=f"{chart.best:.3g}", size=unit.told(chart.held[chart.least]))
-            yield chart.best, chart.held[min(n, round(chart.best))], words, "lk-best", "lk-big"
+            there = chart.held[min(n, round(chart.best))]
+            words = say("segments.best", ratio=ratio, c=f"{chart.best:.3g}", size=unit.told(there))
+            yield chart.best, there, words, "lk-best", "lk-big"
         words = say("segments.every" if chart.best < n else "segments.every_best", size=unit.told(chart.held[n]))
         yield n, chart.held[n], words, "lk-phase" if chart.best < n else "lk-best", "" if chart.best < n else "lk-big"
         if chart.guess is not None and 1 <= chart.guess <= n:

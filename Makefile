@@ -12,8 +12,8 @@ SUITABLE := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$p -c '$(SUITABLE)' >/dev/null 2>&1 && { echo $$p; break; }; done)
 
-# Two files at a time, each from its first test to its last.
-BESIDE := --numprocesses=2 --dist=loadfile
+# Two processes: of the tests each takes a half, and then what the other has left; of the notebooks one at a time.
+BESIDE := --numprocesses=2
 
 .PHONY: help lab test lint soak notebooks clean
 .DELETE_ON_ERROR:
@@ -30,9 +30,9 @@ lab: $(LAB)
 	$(RUN) -m labkit.cli lab
 
 test: $(TEST)
-	$(RUN) -m pytest $(BESIDE) -m 'not soak and not alone' --durations=15
+	$(RUN) -m pytest $(BESIDE) --dist=worksteal -m 'not soak and not alone' --durations=15
 	$(RUN) -m pytest -m 'alone and not soak' --durations=5
-	LABKIT_STATIC=1 $(RUN) -m pytest $(BESIDE) --nbval --nbval-current-env --nbval-cell-timeout=120 --durations=5 notebooks
+	LABKIT_STATIC=1 $(RUN) -m pytest $(BESIDE) --dist=loadfile --nbval --nbval-current-env --nbval-cell-timeout=120 --durations=5 notebooks
 
 lint: $(TEST)
 	$(RUN) -m ruff check .

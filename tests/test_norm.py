@@ -90,7 +90,9 @@ def test_beside_data_and_tensor_parallelism(name, changes, how, p):
     assert max(off for _, off in run.values) <= 1e-12
 
 
-@pytest.mark.parametrize(("p", "tied"), [(2.0, True), (2.0, False), (INF, True)])
+@pytest.mark.parametrize(
+    ("p", "tied"), [(2.0, True), *(pytest.param(*rest, marks=pytest.mark.soak) for rest in ((2.0, False), (INF, True)))]
+)
 def test_in_three_dimensions(p, tied):
     """dp 2 × tp 2 × pp 2; the tied embedding counts once."""
     run = labkit.run(programs.in_three_dimensions, p, tied, ranks=8)

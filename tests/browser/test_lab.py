@@ -14,6 +14,8 @@ from nbformat.v4 import new_code_cell, new_notebook
 
 from labkit.execute import METADATA
 
+pytestmark = pytest.mark.alone
+
 
 def test_00_start_opens_runs_and_keeps_to_itself_and_its_picture_steps(lab, tmp_path):
     lab.open("00_start.ipynb")
@@ -147,8 +149,6 @@ def test_a_key_shows_its_frame_within_50_milliseconds(busy):
 
 ASK = """
 from labkit import show
-
-pytestmark = pytest.mark.alone
 show.predict("browser.who", "Who sends most?", choices=["rank 0", "all the same"])
 """
 END_KERNELS = """async () => {

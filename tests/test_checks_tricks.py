@@ -40,7 +40,7 @@ def copied(name):
 
 
 #: One other way each always, the rest in the soak.
-OTHERS = [pytest.param(name, fn, marks=[pytest.mark.soak] if n > 1 else [])
+OTHERS = [pytest.param(name, fn, marks=[pytest.mark.soak] if n > 0 else [])
           for name, fns in RIGHT.items() for n, fn in enumerate(fns)]  # fmt: skip
 
 

@@ -13,10 +13,10 @@ import labkit
     ("ranks", "name", "changes", "options", "micro_steps", "clip"),
     [
         (1, "tiny_gpt", {}, {}, 1, None),
-        (2, "tiny_gpt", {"layers": 3}, {"prefetch": 0}, 1, 0.1),
+        pytest.param(2, "tiny_gpt", {"layers": 3}, {"prefetch": 0}, 1, 0.1, marks=pytest.mark.soak),
         (2, "tiny_llama", {"tied": True}, {"prefetch": 2}, 3, None),
         (3, "tiny_gpt", {"ffn": 37}, {"keep_after_forward": True}, 2, 0.1),
-        (3, "tiny_llama", {}, {}, 1, 0.1),
+        pytest.param(3, "tiny_llama", {}, {}, 1, 0.1, marks=pytest.mark.soak),
         (4, "tiny_gpt", {"vocab": 33}, {}, 2, None),
     ],
     ids=["one-rank", "no-prefetch-clipped", "two-ahead-accumulated", "kept", "llama-clipped", "four-ranks"],

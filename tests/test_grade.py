@@ -63,6 +63,7 @@ def test_folders_without_notebooks(tmp_path, capsys):
     assert "is no folder" in capsys.readouterr().err
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(("first", "seen"), [
     ("print(4)\nraise SystemExit", "the notebook's first cell ended the process"),
     ("import sys\nwhile True: sys.stderr.write('x' * 100_000)", "printed more than 1 MB"),

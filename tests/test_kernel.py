@@ -170,6 +170,7 @@ pools.close()
 """
 
 
+@pytest.mark.soak
 def test_interrupts_at_any_moment_leave_no_rank_behind(shared):
     shared.run(INTERRUPT_OFTEN, timeout=120)
     assert wait_until(lambda: len(ranks_of(shared.pid)) == 1, 5), "only the fork server is left"

@@ -52,7 +52,7 @@ def in_pairs(stage: str) -> tuple[list[tuple[float, float]], float]:
             total, count = loss(model(tokens[:, :-1]), tokens[:, 1:])
             (total / count).backward()
             step()
-            losses[whose] = float(total / count)
+            losses[whose] = (total / count).item()
             dist.barrier()
 
         dist.barrier()

@@ -146,6 +146,19 @@ def save_and_die(directory, step, seconds):
 
 
 def load_latest(directory):
+    """(name of the last save, the step that it says, the loss of the next step)."""
     model, optimizer = made("stage 1", seed=9)
     path = latest(directory)
-    return (str(path), load(path, model, optimizer), train(model, optimizer, 1)) if path is not None else None
+    if path is None:
+        return None
+    step = load(path, model, optimizer)
+    return path.name, step, train(model, optimizer, 1, first=step + 1)[0]
+
+
+def loaded_before_the_first_step(directory, form):
+    """Save, step, load: what is left of the optimizer's state."""
+    model, optimizer = made(form)
+    path = save(directory, 0, model, optimizer)
+    train(model, optimizer, 2)
+    load(path, model, optimizer)
+    return [key for state in optimizer.state.values() for key in state]

@@ -91,22 +91,42 @@ def test_what_was_cut_short_is_no_save(tmp_path):
         consolidate(tmp_path / "step-x")
 
 
+@pytest.mark.parametrize("form", ["stage 1", "stage 3"])
+def test_a_save_from_before_the_first_step_leaves_no_state(tmp_path, form):
+    assert labkit.run(saving.loaded_before_the_first_step, tmp_path, form, ranks=2).values == [[], []]
+
+
 def die_and_go_on(directory, times):
-    rng, step = random.Random(0), 0
+    """What was loaded after each kill, and how many saves were cut short."""
+    rng, step, found, cut_short = random.Random(0), 0, [], 0
     for _ in range(times):
-        with pytest.raises(labkit.RunFailed):
+        with pytest.raises(labkit.RankDied):
             labkit.run(saving.save_and_die, directory, step, rng.uniform(0.05, 1.0), ranks=3)
-        found = labkit.run(saving.load_latest, directory, ranks=2).values[0]
-        if found is not None:
-            assert found[1] >= step - 1
-            step = found[1] + 1
-    assert step > 0
+        cut_short += len(list(directory.glob(".step-*.part")))
+        if (last := labkit.run(saving.load_latest, directory, ranks=2).values[0]) is not None:
+            found.append(last)
+            assert last[1] >= step - 1, "a complete save was lost"
+            step = last[1] + 1
+    return found, cut_short
+
+
+def check_what_was_loaded(found):
+    """Each is a save by its name, and goes on as a training that nobody has disturbed."""
+    whole = saving.train(*saving.made("plain"), found[-1][1] + 2)
+    for name, step, loss in found:
+        assert name == f"step-{step:08d}"
+        assert loss == pytest.approx(whole[step + 1], **CLOSE)
 
 
 def test_a_kill_loses_nothing(tmp_path):
-    die_and_go_on(tmp_path, 2)
+    found, _ = die_and_go_on(tmp_path, 2)
+    assert found
+    check_what_was_loaded(found)
 
 
 @pytest.mark.soak
 def test_twenty_kills_lose_nothing(tmp_path):
-    die_and_go_on(tmp_path, 20)
+    found, cut_short = die_and_go_on(tmp_path, 20)
+    assert len(found) > 10
+    assert cut_short > 3, "the kills came between saves, and show nothing"
+    check_what_was_loaded(found)

@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import Any
 
 import labkit
-from labkit.checks.exercise import Case, Exercise, differing
+from labkit.checks.exercise import Case, Cost, Exercise, differing, nothing
 from labkit.checks.judge import costs
 from labkit.checks.look import look
 from labkit.progress import note_answer
@@ -51,6 +51,18 @@ class Fact:
 
     head: Callable[[], str]
     cell: Callable[[Case, list[Any], list[Any]], str]
+
+
+def training(
+    name: str, case: Case, train: Callable[..., Any], call: Callable[..., Any],
+    expected: Callable[[Case], list[Any]], budget: Callable[[Case], list[Cost]],
+    compare: Callable[[Case, list[Any], list[Any]], list[int]], allowed: tuple[str, ...] = (),
+) -> Exercise:  # fmt: skip
+    """What the impostors of a chapter claim to do: to train as `train` does. Nobody is asked to write it."""
+    return Exercise(
+        name=name, number="", cases=(case,), call=call, expected=expected, budget=budget, solution=train,
+        hints=lambda: ("", "", ""), wrong=(), legal=nothing, compare=compare, allowed=allowed, theirs=frozenset(),
+    )  # fmt: skip
 
 
 def right_or_wrong(case: Case, values: list[Any], expected: list[Any]) -> str:

@@ -99,7 +99,7 @@ class Reducer:
 
     def expect(self, outputs: Any, sync: bool) -> None:
         """A forward has made `outputs`; their backward averages the gradients, if `sync`."""
-        tensors, unused = [t for t in _tensors(outputs) if t.requires_grad], []
+        tensors, unused = [t for t in tensors_of(outputs) if t.requires_grad], []
         if sync and self.find_unused:
             used = _leaves([t.grad_fn for t in tensors if t.grad_fn is not None]) | {id(t) for t in tensors}
             unused = [i for i, param in enumerate(self.params) if id(param) not in used]
@@ -219,12 +219,12 @@ def _check_gradient(name: str, grad: torch.Tensor | None) -> None:
                            "place would break: use torch.autograd.grad on the bare module")  # fmt: skip
 
 
-def _tensors(outputs: Any) -> list[torch.Tensor]:
-    """The tensors in what a forward returned: in tuples, dictionaries, dataclasses."""
+def tensors_of(given: Any) -> list[torch.Tensor]:
+    """The tensors in what a module takes or returns: in tuples, dictionaries, dataclasses."""
     found = []
-    for leaf in tree_leaves(outputs):
+    for leaf in tree_leaves(given):
         if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
-            found += _tensors([getattr(leaf, field.name) for field in dataclasses.fields(leaf)])
+            found += tensors_of([getattr(leaf, field.name) for field in dataclasses.fields(leaf)])
         elif isinstance(leaf, torch.Tensor):
             found.append(leaf)
     return found

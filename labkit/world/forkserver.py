@@ -126,7 +126,8 @@ class Server:
                 fds, self.fds = self.fds[:4], self.fds[4:]
                 self.spawn(request["spawn"], fds)
             elif "import" in request:
-                load(request["import"])
+                with contextlib.suppress(ImportError):  # ranks can still import it themselves
+                    load(request["import"])
             else:
                 self.kill(request["kill"])
         return True

@@ -7,15 +7,13 @@ the next unit in that order is gathered beside the computation, if `prefetch` sa
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch.autograd.graph import register_multi_grad_hook
-from torch.utils._pytree import tree_leaves
 
-from labkit.data_parallel.reducer import in_backward
+from labkit.data_parallel.reducer import in_backward, tensors_of
 from labkit.zero.flat_shard import FlatShard, Reduction
 from labkit.zero.unit import Unit
 
@@ -214,14 +212,3 @@ def watch(unit: Unit) -> None:
     unit.module.register_forward_pre_hook(before, prepend=True, with_kwargs=True)
     unit.module.register_forward_hook(after, always_call=True, with_kwargs=True)
     unit.when_gradients_come(lambda flat, index: unit.conductor.arrived(unit, flat, index))
-
-
-def tensors_of(given: Any) -> list[torch.Tensor]:
-    """The tensors in what a module takes or returns: in tuples, dictionaries, dataclasses."""
-    found = []
-    for leaf in tree_leaves(given):
-        if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
-            found += tensors_of([getattr(leaf, field.name) for field in dataclasses.fields(leaf)])
-        elif isinstance(leaf, torch.Tensor):
-            found.append(leaf)
-    return found

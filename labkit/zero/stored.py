@@ -125,7 +125,9 @@ class Stored:
         }  # fmt: skip
         for key, value in moments.items():
             self._expect(prefix + key, value.view(-1), held)
-        if self.optimizer is not None and (moments or counters):
+        assert self.optimizer is not None
+        self.optimizer.state.pop(held.key, None)  # a save from before the first step has none
+        if moments or counters:
             copies = {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in counters.items()}
             self.optimizer.state[held.key] = {**copies, **moments}
 

@@ -12,9 +12,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from labkit.checks.exercise import Case, Cost, Exercise, nothing
+from labkit.checks.exercise import Case, Cost
 from labkit.checks.gradients import Backward, near, taken
-from labkit.checks.impostors import Fact, Impostor, Lineup
+from labkit.checks.impostors import Fact, Impostor, Lineup, training
 from labkit.pipeline import Action, interleaved
 from labkit.show.words import say
 
@@ -280,20 +280,7 @@ def _ratio(have: list[float], want: list[float]) -> float:
 
 LINEUP = Lineup(
     "06",
-    Exercise(
-        name="pipeline",
-        number="",
-        cases=(Case(RANKS, 1),),
-        call=call,
-        expected=expected,
-        budget=budget,
-        solution=train,
-        hints=lambda: ("", "", ""),
-        wrong=(),
-        legal=nothing,
-        compare=differing,
-        theirs=frozenset(),
-    ),
+    training("pipeline", Case(RANKS, 1), train, call, expected, budget, differing),
     Case(RANKS, 1),
     {
         "A": Impostor(a, lambda: say("lineup_06.sends")),

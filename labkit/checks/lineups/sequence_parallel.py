@@ -14,9 +14,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 
-from labkit.checks.exercise import COLLECTIVES, Case, Cost, Exercise, nothing
+from labkit.checks.exercise import COLLECTIVES, Case, Cost
 from labkit.checks.gradients import Backward, differing, near, taken
-from labkit.checks.impostors import Fact, Impostor, Lineup
+from labkit.checks.impostors import Fact, Impostor, Lineup, training
 from labkit.show.words import say
 
 VOCAB, WIDTH, FFN, BATCH, TOKENS, STEPS, SEED = 11, 4, 12, 2, 6, 2, 20
@@ -310,21 +310,7 @@ def masks(case: Case, values: list[list[Backward]], wanted: list[list[Backward]]
 
 LINEUP = Lineup(
     "05",
-    Exercise(
-        name="sequence_parallel",
-        number="",
-        cases=(Case(3, 1),),
-        call=call,
-        expected=expected,
-        budget=budget,
-        solution=train,
-        hints=lambda: ("", "", ""),
-        wrong=(),
-        legal=nothing,
-        compare=differing,
-        allowed=COLLECTIVES,
-        theirs=frozenset(),
-    ),
+    training("sequence_parallel", Case(3, 1), train, call, expected, budget, differing, COLLECTIVES),
     Case(3, 1),
     {
         "A": Impostor(a, lambda: say("lineup_05.mean")),

@@ -14,9 +14,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 
-from labkit.checks.exercise import COLLECTIVES, Case, Cost, Exercise, nothing
+from labkit.checks.exercise import COLLECTIVES, Case, Cost
 from labkit.checks.gradients import Backward, differing, near, taken
-from labkit.checks.impostors import Fact, Impostor, Lineup
+from labkit.checks.impostors import Fact, Impostor, Lineup, training
 from labkit.show.words import say
 from labkit.tensor_parallel import copy_to_group, reduce_from_group
 
@@ -194,21 +194,7 @@ def parts(case: Case, values: list[list[Backward]], wanted: list[list[Backward]]
 
 LINEUP = Lineup(
     "04",
-    Exercise(
-        name="tensor_parallel",
-        number="",
-        cases=(Case(3, 1),),
-        call=call,
-        expected=expected,
-        budget=budget,
-        solution=train,
-        hints=lambda: ("", "", ""),
-        wrong=(),
-        legal=nothing,
-        compare=differing,
-        allowed=COLLECTIVES,
-        theirs=frozenset(),
-    ),
+    training("tensor_parallel", Case(3, 1), train, call, expected, budget, differing, COLLECTIVES),
     Case(3, 1),
     {
         "A": Impostor(a, lambda: say("lineup_04.masks")),

@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from labkit.checks.exercise import COLLECTIVES, Case, Cost, Exercise, nothing
+from labkit.checks.exercise import COLLECTIVES, Case, Cost
 from labkit.checks.gradients import Backward, differing, near, taken
-from labkit.checks.impostors import Fact, Impostor, Lineup
+from labkit.checks.impostors import Fact, Impostor, Lineup, training
 from labkit.show.words import say
 
 WIDTH, FFN, BATCH, SEED = 4, 8, 6, 20
@@ -319,21 +319,7 @@ def last_weights(case: Case, values: Values, wanted: Values) -> str:
 
 LINEUP = Lineup(
     "08",
-    Exercise(
-        name="tricks",
-        number="",
-        cases=(Case(2, 1),),
-        call=call,
-        expected=expected,
-        budget=budget,
-        solution=train,
-        hints=lambda: ("", "", ""),
-        wrong=(),
-        legal=nothing,
-        compare=differing,
-        allowed=COLLECTIVES,
-        theirs=frozenset(),
-    ),
+    training("tricks", Case(2, 1), train, call, expected, budget, differing, COLLECTIVES),
     Case(2, 1),
     {
         "A": Impostor(a, lambda: say("lineup_08.times")),

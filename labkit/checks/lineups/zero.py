@@ -14,9 +14,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 
-from labkit.checks.exercise import COLLECTIVES, Case, Cost, Exercise, nothing
+from labkit.checks.exercise import COLLECTIVES, Case, Cost
 from labkit.checks.gradients import Backward, differing, near, taken
-from labkit.checks.impostors import Fact, Impostor, Lineup
+from labkit.checks.impostors import Fact, Impostor, Lineup, training
 from labkit.checks.shards import in_shard
 from labkit.collectives import all_gather, all_reduce, reduce_scatter
 from labkit.show.words import say
@@ -293,21 +293,7 @@ def held(case: Case, values: list[list[Backward]], wanted: list[list[Backward]])
 
 LINEUP = Lineup(
     "07",
-    Exercise(
-        name="ZeRO",
-        number="",
-        cases=(Case(3, 1),),
-        call=call,
-        expected=expected,
-        budget=budget,
-        solution=train,
-        hints=lambda: ("", "", ""),
-        wrong=(),
-        legal=nothing,
-        compare=differing,
-        allowed=COLLECTIVES,
-        theirs=frozenset(),
-    ),
+    training("ZeRO", Case(3, 1), train, call, expected, budget, differing, COLLECTIVES),
     Case(3, 1),
     {
         "A": Impostor(a, lambda: say("lineup_07.untied")),

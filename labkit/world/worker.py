@@ -68,6 +68,7 @@ def main(spec: dict[str, Any], control: int, probe: int, table: int) -> None:
         connection.send_bytes(_packed(report))
         del report  # a run's tensors go before the next
         gc.collect()
+        gc.freeze()  # what is left are modules: later collections need not look at them again
 
 
 def run_once(

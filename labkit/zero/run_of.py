@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
-from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
+
+if TYPE_CHECKING:  # a second to import, which is for who saves to pay
+    from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
+    from torch.distributed.checkpoint.planner import WriteItem
 
 
 class Run(torch.Tensor):
@@ -38,12 +42,17 @@ class Run(torch.Tensor):
         return torch.Size([self.whole])
 
     def _chunk(self) -> ChunkStorageMetadata:
+        from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
+
         return ChunkStorageMetadata(offsets=torch.Size([self.offset]), sizes=torch.Size([self.numel()]))
 
     def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
         return [self._chunk()]
 
     def __create_write_items__(self, fqn: str, _: object) -> list[WriteItem]:
+        from torch.distributed.checkpoint.metadata import MetadataIndex, TensorProperties
+        from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
+
         properties = TensorProperties.create_from_tensor(self.as_subclass(torch.Tensor))
         data = TensorWriteData(chunk=self._chunk(), properties=properties, size=torch.Size([self.whole]))
         return [WriteItem(MetadataIndex(fqn, torch.Size([self.offset])), WriteItemType.SHARD, tensor_data=data)]

@@ -75,7 +75,7 @@ def test_the_worked_example_of_64_layers():
     assert figure.title == told
     assert figure.origin == "computed · measured"
     assert {"√L = 8: 288 sbh ✗", "√(17L) = 33 ✓ 134 sbh", "every layer: 162 sbh"} <= set(words(figure))
-    assert "Every layer by itself holds less than √L segments up to L = 289." in figure.notes
+    assert "Every layer by itself holds less than √L segments below L = 289." in figure.notes
     assert any("2 values of c. Equal to the prediction to the last byte" in note for note in figure.notes)
     assert layers(64).origin == "computed"
 

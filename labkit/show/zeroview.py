@@ -106,8 +106,8 @@ class View:
     def _now(self, moment: int) -> Iterator[str]:
         """What happens, as the picture's first line, and a band over its column."""
         action = self.play.moments[moment].action
-        words = told(self.play, moment)
-        yield text(4, 14, fit(words, self.width - 8, self.size + 1), self.size + 1, None, "lk-big")
+        words = fit(told(self.play, moment), 0.92 * (self.width - 8), self.size + 1)  # bold is wider
+        yield text(4, 14, words, self.size + 1, None, "lk-big")
         if action is not None and action.column is not None:
             x = self.x(self.play.columns.index(action.column))
             yield el("rect", x=x - 4, y=HEAD - 23, width=self.cell + 8, height=self.bottom - HEAD + 17, rx=4,

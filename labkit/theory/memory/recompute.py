@@ -87,7 +87,7 @@ def best_segments(layers: int, kept: float, inside: float) -> float:
 
 
 def every_layer_limit(kept: float, inside: float) -> float:
-    """The L up to which checkpointing every layer holds less than √L segments do: (A_int/A_in)².
+    """The L below which checkpointing every layer holds less than √L segments do: (A_int/A_in)².
 
     L·A_in + A_int = √L·(A_in + A_int) has the solutions L = 1 and L = (A_int/A_in)².
 

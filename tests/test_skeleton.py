@@ -70,11 +70,8 @@ def test_the_readme_names_every_command_and_every_target_that_it_names_exists(ca
 
 def test_the_readme_lists_the_chapters_that_are_there():
     """In their order, each with a link."""
-    listed = re.findall(
-        r"^\| \[`(\d\d_\w+)`\]\(notebooks/\1\.ipynb\) \|",
-        (ROOT / "README.md").read_text(encoding="utf-8"),
-        re.MULTILINE,
-    )
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| \[`(\d\d_\w+)`\]\(notebooks/\1\.ipynb\) \|", readme, re.MULTILINE)
     assert listed == sorted(path.stem for path in ROOT.glob("notebooks/*.ipynb"))
 
 

@@ -31,7 +31,7 @@ lab: $(LAB)
 
 test: $(TEST)
 	$(RUN) -m pytest $(BESIDE) --dist=worksteal -m 'not soak and not alone' --durations=15
-	$(RUN) -m pytest -m 'alone and not soak' --durations=5
+	$(RUN) -m pytest -m 'alone and not soak' --durations=5 $$(grep -rl --include='*.py' 'mark\.alone' tests)
 	LABKIT_STATIC=1 $(RUN) -m pytest $(BESIDE) --dist=loadfile --nbval --nbval-current-env --nbval-cell-timeout=120 --durations=5 notebooks
 
 lint: $(TEST)

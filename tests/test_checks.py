@@ -272,7 +272,7 @@ def test_who_runs_for_ever_is_not_deadlocked(monkeypatch):
         dist.recv(tensor, 0)
 
     verdict = labkit.check("ring_reduce_scatter", runs)
-    assert (verdict.kind, verdict.head.split(" · ")[0]) == ("deadlocked", "⧗ not finished")
+    assert (verdict.kind, verdict.head.split(" · ")[0]) == ("deadlocked", "∞ not finished")
     assert "deadlocked" not in str(verdict)
 
 

@@ -11,7 +11,7 @@ from labkit.show.svg import el, escape
 from labkit.show.words import say
 
 #: Kind → its sign, in the order in which progress is made.
-SIGNS = dict(zip(ORDER, "·✗⧗✗✗△✓", strict=True))
+SIGNS = dict(zip(ORDER, "·✗∞✗✗△✓", strict=True))
 
 
 @dataclass(frozen=True, eq=False)

@@ -230,7 +230,8 @@ class Lanes:
         p, far = self.paper, abs(peer - here)
         apart = 5 if peer > here else 0  # two that wait for each other: one arc inside the other
         bulge = min(along - self.axis.start - 2, 12 + 16 * far + apart) * 4 / 3
-        (x, y), (x2, y2) = p.xy(along - 4, p.lane(here)), p.xy(along - 6, p.lane(peer))
+        toward = 7 if peer > here else -7  # so that it does not begin at the head of the arc that ends here
+        (x, y), (x2, y2) = p.xy(along - 4, p.lane(here) + toward), p.xy(along - 6, p.lane(peer))
         (cx, cy), (cx2, cy2) = p.xy(along - bulge, p.lane(here)), p.xy(along - bulge, p.lane(peer))
         yield el("path", d=f"M{num(x)} {num(y)}C{num(cx)} {num(cy)} {num(cx2)} {num(cy2)} {num(x2)} {num(y2)}",
                  fill="none")  # fmt: skip

@@ -40,7 +40,8 @@ lint: $(TEST)
 	$(RUN) -m mypy
 
 soak: $(TEST)
-	$(RUN) -m pytest -m soak --durations=15
+	$(RUN) -m pytest $(BESIDE) --dist=worksteal -m 'soak and not alone' --durations=15
+	$(RUN) -m pytest -m 'soak and alone' --durations=15
 
 notebooks: $(TEST)
 	LABKIT_STATIC=1 $(RUN) -m labkit.execute notebooks

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import os
 import subprocess
 import sys
 import textwrap
 import threading
 import time
+import tracemalloc
 
 import programs
 import pytest
@@ -293,6 +295,29 @@ def test_ranks_that_died_while_idle_are_replaced():
     os.kill(pids[0], 9)
     time.sleep(0.2)
     assert labkit.run(programs.total, ranks=2).values == [3, 3]
+
+
+def test_ranks_that_trace_their_memory_are_replaced():
+    """To end tracing there crashes, now and then, a thread of gloo's that lets go of a tensor in that moment."""
+    traced = labkit.run(lambda: (tracemalloc.start(), os.getpid())[1], ranks=2).values
+    later = labkit.run(lambda: (tracemalloc.is_tracing(), os.getpid()), ranks=2).values
+    assert [tracing for tracing, _ in later] == [False, False]
+    assert not set(traced) & {pid for _, pid in later}
+
+
+def test_a_later_run_takes_no_time_to_tidy_up():
+    """What a run leaves behind is frozen: a collection does not look at a hundred thousand objects again."""
+
+    def looked_at():
+        return len(gc.get_objects())
+
+    def imports():
+        import torch.distributed.checkpoint  # noqa: F401
+
+        return looked_at()
+
+    first = labkit.run(imports, ranks=1).values[0]
+    assert labkit.run(looked_at, ranks=1).values[0] < first / 10
 
 
 def test_without_recording_nothing_is_noted():

@@ -15,7 +15,7 @@ from test_kernel import SETUP, check_interrupt_and_kill
 import labkit
 from labkit.world.failure import RankDied
 
-pytestmark = pytest.mark.soak
+pytestmark = [pytest.mark.soak, pytest.mark.alone]
 
 ROOT = Path(__file__).parents[1]
 

@@ -30,6 +30,8 @@ from labkit.trace import watch
 GIVEN = "given"
 #: Bytes of a budget from which memory is judged, and NumPy's counted; Python's own needs are less.
 LARGE = 2**16
+#: How tensors leave torch, for NumPy or for Python itself.
+LEAVING = {"__array__", "__dlpack__", "numpy", "tolist", "untyped_storage"}
 
 
 @dataclass(slots=True)
@@ -142,30 +144,41 @@ class Meter(TorchFunctionMode):
 
     It sees every call of torch from Python, which is where a learner's tensors come from. (`TorchDispatchMode` sees
     more, and imports a compiler.) With `arrays` it counts what Python itself allocates as well, beyond `LARGE` bytes:
-    NumPy's arrays and lists of numbers. `look` is told of each call before it is made.
+    NumPy's arrays and lists of numbers, from the first tensor on that leaves torch. `look` is told of each call before
+    it is made.
+
+    Python's tracing, once begun, goes on, and these ranks are replaced after the run: where a thread of gloo's lets go
+    of a tensor while tracing ends, the process crashes (https://github.com/python/cpython/issues/128679).
     """
 
     def __init__(self, arrays: bool = False, look: Callable[[str, list[torch.Tensor]], None] | None = None) -> None:
         super().__init__()
         self.arrays, self.look, self.held, self.peak = arrays, look, 0, 0
+        self._before = 0  # bytes that Python had when counting began, and may use itself
         self._known: set[int] = set()
 
     def __enter__(self) -> Meter:
-        if self.arrays:
-            tracemalloc.start()
+        if tracemalloc.is_tracing():
+            self._trace()
         return super().__enter__()
 
     def __exit__(self, *exc: Any) -> None:
         super().__exit__(*exc)
-        if self.arrays:
-            self.peak = max(self.peak, tracemalloc.get_traced_memory()[1] - LARGE)
-            tracemalloc.stop()
+        if tracemalloc.is_tracing():
+            self.peak = max(self.peak, tracemalloc.get_traced_memory()[1] - self._before)
+
+    def _trace(self) -> None:
+        tracemalloc.start()  # does nothing where it runs
+        tracemalloc.reset_peak()
+        self._before = tracemalloc.get_traced_memory()[0] + LARGE
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         by_world = _asked_by_world(sys._getframe(1))
         args_and_more = [*args, *(kwargs or {}).values()]
         if self.look is not None and not by_world:
             self.look(func.__name__, _tensors(args_and_more))
+        if self.arrays and not by_world and func.__name__ in LEAVING and not tracemalloc.is_tracing():
+            self._trace()
         made = func(*args, **(kwargs or {}))
         if by_world:
             return made
@@ -181,7 +194,7 @@ class Meter(TorchFunctionMode):
         if key not in self._known:
             self._known.add(key)
             self.held += storage.nbytes()
-            python = max(0, tracemalloc.get_traced_memory()[0] - LARGE) if self.arrays else 0
+            python = max(0, tracemalloc.get_traced_memory()[0] - self._before)
             self.peak = max(self.peak, self.held + python)
             weakref.finalize(storage, self._let_go, key, storage.nbytes())
 

@@ -15,6 +15,7 @@ import socket
 import sys
 import threading
 import traceback
+import tracemalloc
 import warnings
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
@@ -162,7 +163,7 @@ class CleanStart:
         sys.stdout, sys.stderr = self.streams
         warnings.filters[:] = self.filters  # type: ignore[index]  # a list, whatever the stub says
         signal.alarm(0)
-        if self.patches.any():
+        if self.patches.any() or tracemalloc.is_tracing():  # it slows what follows, and to end it may crash
             return False
         torch.set_default_dtype(self.dtype)
         torch.set_default_device(None)

@@ -18,6 +18,8 @@ from labkit.tricks import GradScaler
 
 DOUBLE = {"dtype": torch.float64}
 
+HEAD = SIZE["hidden"] // SIZE["heads"]  # elements of a head, of all models here
+
 
 @cache
 def by_one_process(
@@ -47,6 +49,8 @@ def part_of(name: str, whole: torch.Tensor, rank: int, ranks: int) -> torch.Tens
         return whole.split(-(-len(whole) // ranks))[rank]
     if kind == "qkv":  # of the heads' queries, keys and values, the rank's heads of each
         return torch.cat([third.chunk(ranks)[rank] for third in whole.chunk(3)])
+    if kind in ("key", "value") and len(whole) < HEAD * ranks:  # fewer heads than ranks: each has them all
+        return whole
     if kind in ("output", "down"):
         return whole.chunk(ranks, -1)[rank] if name.endswith("weight") else whole
     return whole.chunk(ranks)[rank] if kind in ("query", "key", "value", "up", "gate") else whole

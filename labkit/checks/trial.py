@@ -153,9 +153,9 @@ class Meter(TorchFunctionMode):
 
     def __init__(self, arrays: bool = False, look: Callable[[str, list[torch.Tensor]], None] | None = None) -> None:
         super().__init__()
-        self.arrays, self.look, self.held, self.peak = arrays, look, 0, 0
+        self.arrays, self.look, self.peak = arrays, look, 0
         self._before = 0  # bytes that Python had when counting began, and may use itself
-        self._known: set[int] = set()
+        self._alive: weakref.WeakValueDictionary[int, torch.UntypedStorage] = weakref.WeakValueDictionary()
 
     def __enter__(self) -> Meter:
         if tracemalloc.is_tracing():
@@ -190,17 +190,11 @@ class Meter(TorchFunctionMode):
         return made
 
     def _count(self, storage: torch.UntypedStorage) -> None:
-        key = storage._cdata
-        if key not in self._known:
-            self._known.add(key)
-            self.held += storage.nbytes()
+        if storage._cdata not in self._alive:
+            self._alive[storage._cdata] = storage
             python = max(0, tracemalloc.get_traced_memory()[0] - self._before)
-            self.peak = max(self.peak, self.held + python)
-            weakref.finalize(storage, self._let_go, key, storage.nbytes())
-
-    def _let_go(self, key: int, nbytes: int) -> None:
-        self._known.discard(key)
-        self.held -= nbytes
+            held = sum(s.nbytes() for s in self._alive.values())  # asked anew: a storage may be resized, to nothing too
+            self.peak = max(self.peak, held + python)
 
 
 def _tensors(values: Any) -> list[torch.Tensor]:

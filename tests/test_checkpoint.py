@@ -421,6 +421,7 @@ def test_memory_at_every_number_of_segments(layers, cs):
         (16, "light", [1, 5, 16]),
         (16, "full", [5]),
         (64, "light", [40]),
+        pytest.param(16, "light", [4], marks=pytest.mark.soak),
         pytest.param(64, "light", [8, 32, 33, 64], marks=pytest.mark.soak),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import tracemalloc
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from labkit.checks.exercises import ring_reduce_scatter as scatter
 from labkit.checks.judge import judge
 from labkit.checks.look import Outcome
 from labkit.checks.shrink import CRASHES, MOST, smallest
+from labkit.checks.trial import Meter
 from labkit.checks.verdict import Verdict
 from labkit.progress import ORDER
 
@@ -398,6 +400,33 @@ def test_arrays_of_numpy_are_counted(share):
     seen = str(labkit.check("ring_reduce_scatter", hoards))
     assert seen.startswith("△ right, but wasteful")
     assert "held by a rank in tensors of its own" in seen
+
+
+def test_a_storage_that_is_resized_to_nothing_is_not_held():
+    """As FSDP frees. Its bytes count again once they are there again."""
+    kept = []
+    with Meter() as meter:
+        for _ in range(8):
+            kept.append(torch.empty(1000))
+            kept[-1].untyped_storage().resize_(0)
+    assert meter.peak == 4000
+    with Meter() as meter:
+        one = torch.empty(1000)
+        one.untyped_storage().resize_(0)
+        one.untyped_storage().resize_(8000)
+        another = torch.empty(10)
+    assert meter.peak == 8000 + another.nbytes
+
+
+def test_no_meter_ends_the_tracing_that_it_began():
+    """To end it while a thread of gloo's lets go of a tensor crashes the rank."""
+    try:
+        with Meter(arrays=True):
+            assert not tracemalloc.is_tracing(), "nothing has left torch yet"
+            torch.ones(3).tolist()
+        assert tracemalloc.is_tracing()
+    finally:
+        tracemalloc.stop()  # here there is no gloo
 
 
 def test_output_of_one_case_is_shown_and_no_noise(capsys):

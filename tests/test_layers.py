@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1] / "labkit"
@@ -157,3 +159,15 @@ def test_plain_data_rooms_do_not_import_torch():
     for name in ("trace.py", "theory", "show"):
         for path in (ROOT / name).rglob("*.py") if (ROOT / name).is_dir() else [ROOT / name]:
             assert not [m for m in imports(path) if m.split(".")[0] in ("torch", "numpy")], path
+
+
+def test_what_a_rank_needs_is_light():
+    """A verdict imports no figure, and ZeRO none of torch's checkpoints: each rank would pay for it."""
+    code = (
+        "import sys, labkit.checks, labkit.zero, labkit.train\n"
+        "heavy = {'labkit.show.tracefigure', 'torch.distributed.checkpoint', 'torch._dynamo'} & sys.modules.keys()\n"
+        "assert not heavy, heavy\n"
+        "from labkit import show\n"
+        "assert all(getattr(show, name).__module__ == f'labkit.show.{home}' for name, home in show._HOME.items())"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -38,7 +38,15 @@ def test_every_form_goes_on_in_every_other(tmp_path, form, then):
             assert again == pytest.approx(losses, **CLOSE), (ranks, on)
 
 
-@pytest.mark.parametrize(("form", "kind"), [("stage 1", torch.optim.AdamW), ("stage 3", torch.optim.SGD)])
+@pytest.mark.parametrize(
+    ("form", "kind"),
+    [
+        ("stage 1", torch.optim.AdamW),
+        ("stage 3", torch.optim.SGD),
+        pytest.param("stage 1", torch.optim.SGD, marks=pytest.mark.soak),
+        pytest.param("stage 3", torch.optim.AdamW, marks=pytest.mark.soak),
+    ],
+)
 def test_plain_torch_goes_on(tmp_path, form, kind):
     path, losses = labkit.run(saving.train_and_save, tmp_path, form, kind=kind, ranks=3).values[0]
     plain = consolidate(path)

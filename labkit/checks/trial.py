@@ -153,9 +153,10 @@ class Meter(TorchFunctionMode):
 
     def __init__(self, arrays: bool = False, look: Callable[[str, list[torch.Tensor]], None] | None = None) -> None:
         super().__init__()
-        self.arrays, self.look, self.peak = arrays, look, 0
+        self.arrays, self.look, self.held, self.peak = arrays, look, 0, 0
         self._before = 0  # bytes that Python had when counting began, and may use itself
-        self._alive: weakref.WeakValueDictionary[int, torch.UntypedStorage] = weakref.WeakValueDictionary()
+        self._sizes: dict[int, int] = {}  # storage → its bytes, as counted in `held`
+        self._handed: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()  # what the learner may resize
 
     def __enter__(self) -> Meter:
         if tracemalloc.is_tracing():
@@ -182,6 +183,8 @@ class Meter(TorchFunctionMode):
         made = func(*args, **(kwargs or {}))
         if by_world:
             return made
+        if isinstance(made, torch.UntypedStorage):
+            self._handed.add(made)
         given = {t.untyped_storage().data_ptr() for t in _tensors(args_and_more)}
         given |= {a.ctypes.data for a in args if isinstance(a, np.ndarray)}  # a view of an array, which is counted
         for tensor in _tensors((made,)):
@@ -190,11 +193,20 @@ class Meter(TorchFunctionMode):
         return made
 
     def _count(self, storage: torch.UntypedStorage) -> None:
-        if storage._cdata not in self._alive:
-            self._alive[storage._cdata] = storage
+        if storage._cdata not in self._sizes:
+            self._sizes[storage._cdata] = 0
+            weakref.finalize(storage, self._sized, storage._cdata, None)
+            for resizable in (storage, *self._handed):
+                self._sized(resizable._cdata, resizable.nbytes())
             python = max(0, tracemalloc.get_traced_memory()[0] - self._before)
-            held = sum(s.nbytes() for s in self._alive.values())  # asked anew: a storage may be resized, to nothing too
-            self.peak = max(self.peak, held + python)
+            self.peak = max(self.peak, self.held + python)
+
+    def _sized(self, key: int, nbytes: int | None) -> None:
+        """A storage that is counted has so many bytes now; ``None``: it is gone."""
+        if key in self._sizes:
+            self.held += (nbytes or 0) - self._sizes.pop(key)
+            if nbytes is not None:
+                self._sizes[key] = nbytes
 
 
 def _tensors(values: Any) -> list[torch.Tensor]:

@@ -28,15 +28,19 @@ def exchange(send, to, receive, source):
         work.wait()
 
 
-def prepared(numel, other):
-    """A tensor full of the rank's number, and another one. With compute={"prepare": …} it costs all ranks the same."""
+def prepared(numel, other=0):
+    """A tensor full of ones, and another one. With compute={"prepare": …} all ranks go on together, on a busy host too.
+
+    A rank that looks at its watch before the others have begun, or after, measures the host.
+    """
     with pace.section("prepare"):
-        return torch.full((numel,), float(rank())), torch.zeros(other)
+        return torch.ones(numel), torch.zeros(other)
 
 
 def ring(numel):
     """Ring all-reduce of the ranks' numbers; returns (seconds, first and last element)."""
     x, buffer = prepared(numel, -(-numel // size()))
+    x *= rank()
     chunks = x.tensor_split(size())
     right, left = (rank() + 1) % size(), (rank() - 1) % size()
 
@@ -54,6 +58,7 @@ def ring(numel):
 def tree(numel):
     """Binomial tree for four ranks: reduce to 0, then broadcast; returns (seconds, first and last element)."""
     x, other = prepared(numel, numel)
+    x *= rank()
     edges = [(1, 0), (3, 2), (2, 0), (0, 2), (0, 1), (2, 3)]
 
     def run():
@@ -67,18 +72,20 @@ def tree(numel):
     return timed(run), x[0].item(), x[-1].item()
 
 
-def sections(count, name="forward"):
-    def run():
-        for _ in range(count):
-            with pace.section(name):
-                pass
+def sections(count):
+    for _ in range(count):
+        with pace.section("forward"):
+            pass
 
-    return timed(run)
+
+def timed_sections(count):
+    prepared(0)
+    return timed(sections, count)
 
 
 def overlap(numel):
     """A message under way while both ranks compute; returns (seconds of all, whether it was complete before, after)."""
-    x = torch.ones(numel)
+    x, _ = prepared(numel)
     seen = []
 
     def run():
@@ -102,7 +109,7 @@ def looked_at_late(numel):
 
 def into_one(numel):
     """Ranks 0 and 1 send to 2 at once."""
-    x, y = torch.ones(numel), torch.ones(numel)
+    x, y = prepared(numel, numel)
 
     def run():
         if rank() < 2:
@@ -115,13 +122,13 @@ def into_one(numel):
 
 
 def both_ways(numel):
-    x, y = torch.ones(numel), torch.zeros(numel)
+    x, y = prepared(numel, numel)
     return timed(exchange, x, 1 - rank(), y, 1 - rank())
 
 
 def pairs(numel):
     """Rank 0 sends to 1 and then, a message of the same size, 1 to 2; returns the seconds to either's arrival."""
-    x, begun = torch.ones(numel), time.perf_counter()
+    (x, _), begun = prepared(numel), time.perf_counter()
     if rank() in (1, 2):
         dist.recv(x, rank() - 1)
     arrived = time.perf_counter() - begun
@@ -131,20 +138,20 @@ def pairs(numel):
 
 
 def from_anybody(numel):
-    x = torch.ones(numel)
+    x, y = prepared(numel, numel)
     if rank() == 1:
-        return timed(dist.recv, x.zero_()), x[0].item()
+        return timed(dist.recv, y), y[0].item()
     return timed(dist.send, x, 1), x[0].item()
 
 
 def empty():
-    x = torch.empty(0)
+    x, _ = prepared(0)
     return timed(dist.recv, x, 0) if rank() == 1 else timed(dist.send, x, 1)
 
 
 def held_up(numel):
     """Rank 1 computes before it receives, rank 0 after it has sent; returns the seconds of either."""
-    x = torch.ones(numel)
+    x, _ = prepared(numel)
 
     def compute():
         with pace.section("forward"):
@@ -186,7 +193,7 @@ class Aside(threading.Thread):
 
 def branches(numel):
     """Two messages, one after another in threads, beside a section; returns the seconds of all."""
-    x = torch.ones(numel)
+    x, _ = prepared(numel)
 
     def message():
         dist.send(x, 1) if rank() == 0 else dist.recv(x, 0)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from timing import on_a_busy_host
 
 import labkit
 from labkit.data_parallel import assign
@@ -188,6 +189,7 @@ def test_naive_and_bucketed_all_reduces():
     assert len([e for e in ours.trace.of(0) if e.kind == "collective" and e.labels.get("training_step") == 2]) == 1
 
 
+@on_a_busy_host
 @pytest.mark.alone
 @pytest.mark.parametrize(
     ("buckets", "overlap", "whole"),

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import programs
 import programs_pace as paced
 import pytest
+from timing import on_a_busy_host
 
 import labkit
 from labkit.pace import Link, Pace, section
@@ -34,9 +35,14 @@ def agrees(expected, measure, tolerance=0.03, attempts=3):
     return False
 
 
+def slow(compute=None, **hardware):
+    """`LINK` unless another is given, and 30 ms in which all ranks get ready: see `programs_pace.prepared`."""
+    return Pace(**{"link": LINK} | hardware, compute={"prepare": 0.03} | (compute or {}))
+
+
 def longest(program, *args, ranks=4, nodes=1, **hardware):
     """Seconds of the slowest rank."""
-    run = labkit.run(program, *args, ranks=ranks, nodes=nodes, pace=Pace(**{"link": LINK} | hardware))
+    run = labkit.run(program, *args, ranks=ranks, nodes=nodes, pace=slow(**hardware))
     return max(v if isinstance(v, float) else v[0] for v in run.values)
 
 
@@ -53,6 +59,7 @@ SIZES = {paced.ring: 2**17, paced.tree: 2**16}
 MESSAGE = {paced.ring: 2**17 / LINK.bandwidth, paced.tree: 2**18 / LINK.bandwidth}
 
 
+@on_a_busy_host
 @pytest.mark.parametrize(
     ("program", "variant", "steps", "factor", "more"),
     [
@@ -69,8 +76,7 @@ MESSAGE = {paced.ring: 2**17 / LINK.bandwidth, paced.tree: 2**18 / LINK.bandwidt
 def test_what_a_ring_and_a_tree_take(program, variant, steps, factor, more):
     """A ring is as slow as its slowest link; a tree can miss a link, but never a rank."""
     expected = steps * (factor * MESSAGE[program] + LINK.latency) + more
-    hardware = {"compute": {"prepare": 0.03}, **VARIANTS[variant]}
-    assert agrees(expected, lambda: longest(program, SIZES[program], **hardware))
+    assert agrees(expected, lambda: longest(program, SIZES[program], **VARIANTS[variant]))
 
 
 def test_values_are_real():
@@ -83,12 +89,13 @@ def test_values_are_real():
 # Messages
 
 
+@on_a_busy_host
 def test_a_section_and_a_message_overlap():
     """max(40, 51) ms, not their sum; and the handle is not completed before it is."""
     seen = []
 
     def measure():
-        run = labkit.run(paced.overlap, FIFTIETH, ranks=2, pace=Pace(link=LINK, compute={"forward": 0.04}))
+        run = labkit.run(paced.overlap, FIFTIETH, ranks=2, pace=slow({"forward": 0.04}))
         seen.append([v[1:] for v in run.values])
         return max(v[0] for v in run.values)
 
@@ -96,17 +103,20 @@ def test_a_section_and_a_message_overlap():
     assert seen[-1] == [(False, True)] * 2
 
 
+@on_a_busy_host
 def test_messages_to_one_rank_queue_at_its_port():
     assert agrees(0.101, lambda: longest(paced.into_one, FIFTIETH, ranks=3))
 
 
+@on_a_busy_host
 def test_a_port_is_full_duplex():
     assert agrees(0.051, lambda: longest(paced.both_ways, FIFTIETH, ranks=2))
 
 
+@on_a_busy_host
 def test_slow_links_are_slow_in_one_direction():
     """0 → 1 is slow, 1 → 0 is not: rank 0 has everything when it has sent, 1 when it has received."""
-    hardware = Pace(link=LINK, slow_links={(0, 1): 3})
+    hardware = slow(slow_links={(0, 1): 3})
     values = []
 
     def measure(rank):
@@ -118,9 +128,10 @@ def test_slow_links_are_slow_in_one_direction():
     assert agrees(0.051, lambda: longest(paced.pairs, FIFTIETH, ranks=2, slow_links={(1, 0): 3}))
 
 
+@on_a_busy_host
 def test_nodes_are_linked_more_slowly():
     """0 and 1 are a node, 2 and 3 another: 1 → 2 crosses. Fifty ms inside, a hundred between."""
-    hardware = Pace(link=LINK, between=Link(LINK.latency, LINK.bandwidth / 2))
+    hardware = slow(between=Link(LINK.latency, LINK.bandwidth / 2))
     values = []
 
     def measure(rank):
@@ -131,11 +142,12 @@ def test_nodes_are_linked_more_slowly():
     assert agrees(0.051 + 0.101, lambda: measure(2))
 
 
+@on_a_busy_host
 def test_a_message_from_anybody_is_paced():
     seen = []
 
     def measure():
-        run = labkit.run(paced.from_anybody, FIFTIETH, ranks=2, pace=Pace(link=LINK))
+        run = labkit.run(paced.from_anybody, FIFTIETH, ranks=2, pace=slow())
         seen.append([v[1] for v in run.values])
         return run.values[1][0]
 
@@ -143,20 +155,23 @@ def test_a_message_from_anybody_is_paced():
     assert seen[-1] == [1.0, 1.0]
 
 
+@on_a_busy_host
 def test_an_empty_message_costs_latency_only():
     hardware = {"link": Link(latency=0.05, bandwidth=1.0)}
     assert agrees(0.05, lambda: longest(paced.empty, ranks=2, **hardware), tolerance=0.06)
 
 
+@on_a_busy_host
 def test_a_late_receiver_holds_up_the_sender():
     """Nothing moves before it is asked for: the section after the send is as long as any."""
 
     def measure():
-        return labkit.run(paced.held_up, FIFTIETH, ranks=2, pace=Pace(link=LINK, compute={"forward": 0.1})).values[0]
+        return labkit.run(paced.held_up, FIFTIETH, ranks=2, pace=slow({"forward": 0.1})).values[0]
 
     assert agrees(0.1 + 0.05 + 0.1, measure)
 
 
+@on_a_busy_host
 def test_barriers_align_the_clocks_and_cost_nothing():
     runs = []
 
@@ -179,12 +194,13 @@ def test_collectives_of_torchs_backend_are_refused(name):
 # Sections
 
 
+@on_a_busy_host
 def test_sections_do_not_add_up_what_a_sleep_is_too_long():
-    hardware = Pace(compute={"forward": 0.02}, slow_compute={2: 2})
+    hardware = slow({"forward": 0.02}, slow_compute={2: 2})
     values = []
 
     def measure(rank):
-        values[:] = labkit.run(paced.sections, 10, ranks=3, pace=hardware).values
+        values[:] = labkit.run(paced.timed_sections, 10, ranks=3, pace=hardware).values
         return values[rank]
 
     assert agrees(0.2, lambda: measure(0), tolerance=0.01)
@@ -192,6 +208,7 @@ def test_sections_do_not_add_up_what_a_sleep_is_too_long():
     assert agrees(0.4, lambda: measure(2), tolerance=0.01)
 
 
+@on_a_busy_host
 def test_sections_are_recorded_with_and_without_seconds():
     for hardware in (None, Pace(), Pace(compute={"forward": 0.01})):
         run = labkit.run(paced.sections, 2, ranks=1, pace=hardware)
@@ -200,6 +217,7 @@ def test_sections_are_recorded_with_and_without_seconds():
         assert (spent >= 0.018) == (hardware is not None and bool(hardware.compute))
 
 
+@on_a_busy_host
 def test_a_thread_takes_the_clock_over():
     """Two messages one after another beside a section of 60 ms: 102 ms."""
     assert agrees(0.102, lambda: longest(paced.branches, FIFTIETH, ranks=2, compute={"forward": 0.06}))
@@ -208,6 +226,7 @@ def test_a_thread_takes_the_clock_over():
 # What the run tells about itself
 
 
+@on_a_busy_host
 def test_the_trace_says_that_it_is_paced_and_when_messages_ended():
     run = labkit.run(paced.looked_at_late, FIFTIETH, ranks=2, pace=Pace(link=LINK, compute={"forward": 0.2}))
     assert run.trace.paced
@@ -219,6 +238,7 @@ def test_the_trace_says_that_it_is_paced_and_when_messages_ended():
     assert message.recv.end - message.send.end == pytest.approx(LINK.latency, abs=1e-4)
 
 
+@on_a_busy_host
 def test_work_outside_sections_is_charged_and_told():
     run = labkit.run(paced.sleep_outside, 0.1, ranks=2, pace=Pace(link=LINK))
     told = [n for n in run.notes if "outside any section" in n]
@@ -230,11 +250,13 @@ def test_work_outside_sections_is_charged_and_told():
     assert "0.1" not in repr(run)
 
 
+@on_a_busy_host
 def test_little_work_is_free_and_what_follows_the_last_operation_too():
     runs = (labkit.run(paced.sleep_outside, 0.002, 0.1, ranks=2, pace=Pace(link=LINK)) for _ in range(3))
     assert any(run.notes == [] for run in runs), "a loaded host may need a second try"
 
 
+@on_a_busy_host
 def test_a_section_that_takes_too_long_is_told():
     run = labkit.run(paced.sleep_inside, 0.08, ranks=1, pace=Pace(compute={"forward": 0.02}))
     (note,) = run.notes
@@ -369,6 +391,7 @@ def test_a_gap_that_fits_exactly_is_taken():
     assert side.book(0.0, 0.1 + 0.2) == 0.0, "0.1 + 0.2 is more than 0.3, and no reason to queue"
 
 
+@on_a_busy_host
 def test_a_sleep_ends_in_time():
     late = []
     for _ in range(20):
@@ -407,6 +430,7 @@ def in_a_thread(clock, forked, took):
     return ends[0]
 
 
+@on_a_busy_host
 def test_branches_are_a_queue_and_to_wait_for_them_is_no_work():
     with VirtualClock(Pace(), 0, now()) as clock:
         first, second = branch("first"), branch("second")
@@ -475,6 +499,7 @@ def test_under_torchrun(tmp_path):
     assert after == [[3.0, 3.0]]
 
 
+@on_a_busy_host
 def test_elapsed_counts_from_the_common_start():
     """A late rank's own work is over later by what it was late, also for itself."""
     run = labkit.run(paced.elapsed_at_the_end, ranks=2, pace=Pace(compute={"work": 0.1}, late={1: 0.1}))

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from timing import on_a_busy_host
 
 import labkit
 from labkit import show
@@ -274,6 +275,7 @@ def test_simulated_over_measured(slow, title):
     assert show.timeline({"paper": in_seconds, "real": trace_of(slow=slow)}, unit="s").title.endswith("than paper")
 
 
+@on_a_busy_host
 @pytest.mark.alone
 def test_a_real_run_under_a_pace():
     schedule = one_f_one_b(2, 3)

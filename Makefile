@@ -14,6 +14,10 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 
 # Two processes: of the tests each takes a half, and then what the other has left; of the notebooks one at a time.
 BESIDE := --numprocesses=2
+# So each has one core; ranks have a number of threads of their own.
+test soak: export OMP_NUM_THREADS := 1
+# Hundreds of processes import the lab: they compile it once (into __pycache__, which git ignores).
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help lab test lint soak notebooks clean
 .DELETE_ON_ERROR:
@@ -41,6 +45,7 @@ lint: $(TEST)
 
 soak: $(TEST)
 	$(RUN) -m pytest $(BESIDE) --dist=worksteal -m 'soak and not alone' --durations=15
+	$(RUN) -m pytest $(BESIDE) --dist=worksteal -m 'hypothesis and not soak and not alone' --hypothesis-profile=explore
 	$(RUN) -m pytest -m 'soak and alone' --durations=15
 
 notebooks: $(TEST)

@@ -1,4 +1,4 @@
-"""What every test shares: markers for hardware, hypothesis without a deadline, Jupyter's own files kept apart."""
+"""What every test shares: markers for hardware, hypothesis without luck, Jupyter's own files kept apart."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from hypothesis import settings
 
 ROOT = Path(__file__).resolve().parent.parent
 
-settings.register_profile("labkit", deadline=None, print_blob=True)  # ranks on a loaded host take their time
+# A test that draws its examples draws the same ones each time, so that a change fails for what it changed; `make soak`
+# looks for new ones. No deadline: ranks on a loaded host take their time.
+settings.register_profile("labkit", deadline=None, derandomize=True)
+settings.register_profile("explore", deadline=None, print_blob=True, max_examples=500)
 settings.load_profile("labkit")
 
 

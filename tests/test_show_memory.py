@@ -80,16 +80,14 @@ def test_parts_lie_side_by_side_and_are_as_long_as_their_bytes(numbers, rows):
     for width in (WIDE, NARROW):
         found = segments(figure, width)
         left = min((x for places in found.values() for x, _ in places), default=0)
-        scale = None
         for letter, n in want.items():
             assert len(found.get(letter, [])) == (rows if n else 0)
-        start = 0
+        longest, start = max(want, key=want.__getitem__), 0  # its scale is the least spoilt by rounding to 0.1
+        scale = found[longest][0][1] / want[longest] if want[longest] else 0
         for letter, n in want.items():
             if n > 10**11:
                 x, length = found[letter][0]
-                here = length / n
-                scale = here if scale is None else scale
-                assert length == pytest.approx(n * scale, abs=0.3)
+                assert length == pytest.approx(n * scale, abs=0.15)
                 assert x == pytest.approx(left + start * scale, abs=0.6)
             start += n
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import programs
 import programs_pace as paced
 import pytest
-from timing import on_a_busy_host
+from timing import WrongTime, on_a_busy_host, on_the_clock
 
 import labkit
 from labkit.pace import Link, Pace, section
@@ -31,8 +31,7 @@ def agrees(expected, measure, tolerance=0.03, attempts=3):
         got.append(measure())
         if abs(got[-1] - expected) <= max(tolerance * expected, 2.5e-3 if tolerance >= 0.03 else 0):
             return True
-    print(f"expected {expected:.4f} s, got {got}")
-    return False
+    raise WrongTime(f"expected {expected:.4f} s, got {got}")
 
 
 def slow(compute=None, **hardware):
@@ -181,7 +180,8 @@ def test_barriers_align_the_clocks_and_cost_nothing():
 
     assert agrees(0.2, measure)
     assert [v[1] for v in runs[-1].values] == [True] * 3
-    assert runs[-1].values[2][0] < 0.15, "rank 2 was in the first barrier only"
+    with on_the_clock():
+        assert runs[-1].values[2][0] < 0.15, "rank 2 was in the first barrier only"
     assert labkit.run(paced.is_paced, ranks=2).values == [False] * 2
 
 
@@ -214,7 +214,8 @@ def test_sections_are_recorded_with_and_without_seconds():
         run = labkit.run(paced.sections, 2, ranks=1, pace=hardware)
         assert [(e.kind, e.name) for e in run.trace.events] == [("compute", "forward")] * 2
         spent = sum(e.end - e.start for e in run.trace.events)
-        assert (spent >= 0.018) == (hardware is not None and bool(hardware.compute))
+        with on_the_clock():
+            assert (spent >= 0.018) == (hardware is not None and bool(hardware.compute))
 
 
 @on_a_busy_host
@@ -233,9 +234,10 @@ def test_the_trace_says_that_it_is_paced_and_when_messages_ended():
     assert not labkit.run(programs.pass_round, ranks=2).trace.paced
     (message,) = run.trace.messages()
     begin = min(message.send.start, message.recv.start)
-    assert 0.03 < message.send.end - begin < 0.07, "when it left the port, not when somebody waited"
-    assert 0.03 < message.recv.end - begin < 0.07
-    assert message.recv.end - message.send.end == pytest.approx(LINK.latency, abs=1e-4)
+    with on_the_clock():
+        assert 0.03 < message.send.end - begin < 0.07, "when it left the port, not when somebody waited"
+        assert 0.03 < message.recv.end - begin < 0.07
+        assert message.recv.end - message.send.end == pytest.approx(LINK.latency, abs=1e-4)
 
 
 @on_a_busy_host
@@ -243,7 +245,8 @@ def test_work_outside_sections_is_charged_and_told():
     run = labkit.run(paced.sleep_outside, 0.1, ranks=2, pace=Pace(link=LINK))
     told = [n for n in run.notes if "outside any section" in n]
     assert len(told) == 2
-    assert told[1].startswith("rank 1 worked 0.1")
+    with on_the_clock():
+        assert told[1].startswith("rank 1 worked 0.1")
     assert "charged" in told[1]
     assert f"{len(run.notes)} notes on the pace: run.notes" in repr(run)
     assert f"{len(run.notes)} notes on the pace: run.notes" in run._repr_html_()
@@ -253,14 +256,16 @@ def test_work_outside_sections_is_charged_and_told():
 @on_a_busy_host
 def test_little_work_is_free_and_what_follows_the_last_operation_too():
     runs = (labkit.run(paced.sleep_outside, 0.002, 0.1, ranks=2, pace=Pace(link=LINK)) for _ in range(3))
-    assert any(run.notes == [] for run in runs), "a loaded host may need a second try"
+    with on_the_clock():
+        assert any(run.notes == [] for run in runs), "a loaded host may need a second try"
 
 
 @on_a_busy_host
 def test_a_section_that_takes_too_long_is_told():
     run = labkit.run(paced.sleep_inside, 0.08, ranks=1, pace=Pace(compute={"forward": 0.02}))
     (note,) = run.notes
-    assert "rank 0 really took 0.08" in note
+    with on_the_clock():
+        assert "rank 0 really took 0.08" in note
     assert "'forward' instead of 0.020 s (once)" in note
     assert "1 note on the pace: run.notes" in repr(run)
 
@@ -399,8 +404,9 @@ def test_a_sleep_ends_in_time():
         sleep_until(moment)
         late.append(now() - moment)
     assert min(late) >= 0
-    assert sorted(late)[10] < 5e-4
-    assert min(late) < 4e-5, "less than a plain sleep is late by"
+    with on_the_clock():
+        assert sorted(late)[10] < 5e-4
+        assert min(late) < 4e-5, "less than a plain sleep is late by"
 
 
 @pytest.mark.parametrize(("is_there", "v", "expected"), [(True, 0.0, True), (False, 0.0, False), (True, 9.0, False)])
@@ -430,7 +436,6 @@ def in_a_thread(clock, forked, took):
     return ends[0]
 
 
-@on_a_busy_host
 def test_branches_are_a_queue_and_to_wait_for_them_is_no_work():
     with VirtualClock(Pace(), 0, now()) as clock:
         first, second = branch("first"), branch("second")
@@ -503,8 +508,11 @@ def test_under_torchrun(tmp_path):
 def test_elapsed_counts_from_the_common_start():
     """A late rank's own work is over later by what it was late, also for itself."""
     run = labkit.run(paced.elapsed_at_the_end, ranks=2, pace=Pace(compute={"work": 0.1}, late={1: 0.1}))
-    assert 0.1 <= run.values[0] < 0.15
-    assert 0.2 <= run.values[1] < 0.25
+    assert run.values[0] >= 0.1
+    assert run.values[1] >= 0.2
+    with on_the_clock():
+        assert run.values[0] < 0.15
+        assert run.values[1] < 0.25
     with pytest.raises(RuntimeError, match="common start"):
         labkit.pace.elapsed()
 
